@@ -13,6 +13,7 @@ two e2m1 codes share a byte, the even index in the low nibble. Codes travel as u
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -165,6 +166,40 @@ def dequantize_weight_e4m3(codes: Tensor, scales: Tensor) -> Tensor:
 def dequantize_weight_e2m1(packed: Tensor, scales: Tensor) -> Tensor:
     """Packed e2m1 [N, K/2] with ue8m0 scales [N, K/32] -> float32 [N, K]; int8, uint8 or float8 dtypes."""
     return dequantize_e2m1_ue8m0(packed, scales.view(torch.uint8))
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """One cached vector of `dim` values as bytes: codes first, then scales. The one place that knows cache layouts.
+
+    kind: "global" (e2m1 + e4m3 per 16), "index" (e2m1 + ue8m0 per 32), "window" (e4m3 + ue8m0 per 32).
+    Lossless for values that were rounded by the fake quantiser of the same kind, which is all that caches ever hold.
+    """
+
+    dim: int
+    kind: Literal["global", "index", "window"]
+
+    @property
+    def code_bytes(self) -> int:
+        return self.dim if self.kind == "window" else self.dim // 2
+
+    @property
+    def nbytes(self) -> int:
+        return self.code_bytes + self.dim // (KV_BLOCK if self.kind == "global" else BLOCK)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """float [..., dim] -> uint8 [..., nbytes]."""
+        quantize = {"global": quantize_e2m1_e4m3, "index": quantize_e2m1_ue8m0, "window": quantize_e4m3}[self.kind]
+        return torch.cat(quantize(x), -1)
+
+    def decode(self, record: Tensor) -> Tensor:
+        """uint8 [..., nbytes] -> bfloat16 [..., dim]."""
+        codes, scales = record[..., : self.code_bytes], record[..., self.code_bytes :]
+        dequantize = {"global": dequantize_e2m1_e4m3, "index": dequantize_e2m1_ue8m0, "window": dequantize_e4m3}
+        return dequantize[self.kind](codes, scales).to(torch.bfloat16)
 
 
 @dataclass(frozen=True)

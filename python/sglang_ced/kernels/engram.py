@@ -1,0 +1,55 @@
+"""N-gram memory: hash, table look-up, fusion into the streams (model spec 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sglang_ced.formats import dequantize_e4m3
+from sglang_ced.kernels.norm import inverse_rms
+from sglang_ced.kernels.registry import op
+
+
+@op
+def ngram_rows(
+    classes: Tensor, pad_class: int, multipliers: Sequence[int], primes: Sequence[Sequence[int]], offsets: Sequence[int]
+) -> Tensor:
+    """classes int64 [T, max_ngram]: n-gram classes of a token and its predecessors, newest first; -1 = blocked
+    -> table rows int64 [T, (max_ngram - 1) * heads].
+
+    Once a step back is blocked (start of text, image token), it and all older ones count as `pad_class`.
+    """
+    blocked = (classes < 0).cummax(1).values
+    classes = torch.where(blocked, pad_class, classes)
+    mixed, rows = torch.zeros_like(classes[:, 0]), []
+    for back, multiplier in enumerate(multipliers):
+        mixed = mixed ^ (classes[:, back] * multiplier)
+        if back:
+            rows.append(mixed[:, None] % torch.tensor(primes[back - 1], device=classes.device))
+    return torch.cat(rows, 1) + torch.tensor(offsets, device=classes.device)
+
+
+@op
+def look_up(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
+    """codes uint8 [N, D], scales uint8 [N, D/32], rows int64 [T, R] -> bfloat16 [T, R * D]."""
+    return dequantize_e4m3(codes[rows], scales[rows]).to(torch.bfloat16).flatten(1)
+
+
+@op
+def fuse(streams: Tensor, keys_value: Tensor, qk_weight: Tensor, eps: float, alive: Tensor | None = None) -> Tensor:
+    """Add the gated memory to each stream.
+
+    streams bfloat16 [T, n, d], keys_value bfloat16 [T, (n + 1) d] (n keys, then one value), qk_weight float32 [n, d],
+    alive bool [T] (False: the row stays as it is) -> bfloat16 [T, n, d].
+    """
+    n, d = streams.shape[1:]
+    keys, value = keys_value.float().split((n * d, d), -1)
+    keys, x = keys.unflatten(-1, (n, d)), streams.float()
+    dot = (x * qk_weight * keys).double().sum(-1, keepdim=True).float()
+    dot = dot * inverse_rms(x, eps) * inverse_rms(keys, eps) * d**-0.5
+    gate = torch.sigmoid((dot.sign() * dot.abs().clamp_min(1e-6).sqrt()).double()).float()
+    if alive is not None:
+        gate = gate * alive[:, None, None]
+    return (x + gate * value.unsqueeze(1)).to(torch.bfloat16)

@@ -1,0 +1,72 @@
+"""Which version of each op runs: its reference, or a fast one registered beside it.
+
+Exactness rule of the references: products and long sums in float64, then one rounding, so that neither the order of a sum
+nor the shape of the batch shows in the result. Short sums are float32 in a written order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MODES = ("auto", "reference")
+ENVIRONMENT = "CED_KERNELS"
+
+
+class Op(Generic[P, R]):
+    """A function with a reference and any number of fast versions, called like the reference."""
+
+    def __init__(self, reference: Callable[P, R]) -> None:
+        self.name = f"{reference.__module__.rsplit('.', 1)[-1]}.{reference.__name__}"
+        self.reference, self.fast = reference, dict[str, Callable[P, R]]()
+        self.__doc__ = reference.__doc__
+        self.active = "reference"
+        self._run = reference
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(*args, **kwargs)
+
+    def register(self, backend: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorator: offer a fast version under a backend's name ("cpu", "triton")."""
+
+        def keep(function: Callable[P, R]) -> Callable[P, R]:
+            self.fast[backend] = function
+            return function
+
+        return keep
+
+    def select(self, backend: str) -> None:
+        """Run `backend` if this op has it, else the reference."""
+        self.active = backend if backend in self.fast else "reference"
+        self._run = self.fast.get(backend, self.reference)
+
+
+OPS: dict[str, Op[..., object]] = {}
+
+
+def op(reference: Callable[P, R]) -> Op[P, R]:
+    """Decorator: make a reference function an `Op` and list it."""
+    made = Op(reference)
+    OPS[made.name] = made  # type: ignore[assignment]
+    return made
+
+
+def activate(mode: str | None = None) -> dict[str, str]:
+    """Choose the version of every op; returns op name -> active version.
+
+    mode: "auto" (the fast versions this machine can run), "reference", or None = $CED_KERNELS, else auto.
+    Raises ValueError for any other word.
+    """
+    mode = mode or os.environ.get(ENVIRONMENT) or "auto"
+    if mode not in MODES:
+        raise ValueError(f"kernels: {mode!r} is not one of {', '.join(MODES)} (flag --ced-kernels or ${ENVIRONMENT})")
+    from sglang_ced.kernels import cpu
+
+    backend = "cpu" if mode == "auto" and cpu.available() else "reference"
+    for each in OPS.values():
+        each.select(backend)
+    return {name: each.active for name, each in sorted(OPS.items())}
