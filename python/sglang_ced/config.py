@@ -164,7 +164,7 @@ class CedConfig:
             raise FileNotFoundError(f"{file}: no config.json here; --model-path wants a checkpoint directory")
         try:
             raw = json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: not valid JSON ({error})") from error
         if not isinstance(raw, dict):
             raise ConfigError(f"{file}: expected a JSON object, found {type(raw).__name__}")
@@ -268,13 +268,14 @@ _FIXED: dict[str, Any] = {
 }
 
 _INTS = (
-    "vocab_size hidden_size num_hidden_layers num_attention_heads head_dim qk_rope_head_dim q_lora_rank o_lora_rank o_groups "
-    "max_position_embeddings moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok sliding_window "
-    "index_n_heads index_head_dim index_topk hc_mult hc_sinkhorn_iters"
+    "vocab_size hidden_size num_hidden_layers num_attention_heads head_dim qk_rope_head_dim q_lora_rank o_lora_rank "
+    "o_groups max_position_embeddings moe_intermediate_size n_routed_experts n_shared_experts num_experts_per_tok "
+    "sliding_window index_n_heads index_head_dim index_topk hc_mult hc_sinkhorn_iters"
 ).split()
 _FLOATS = "swiglu_limit rms_norm_eps rope_theta compress_rope_theta routed_scaling_factor hc_eps".split()
 _ENGRAM_INTS = (
-    "engram_max_ngram_size engram_vocab_size engram_n_heads engram_head_dim engram_pad_token_id engram_compressed_vocab_size"
+    "engram_max_ngram_size engram_vocab_size engram_n_heads engram_head_dim engram_pad_token_id "
+    "engram_compressed_vocab_size"
 ).split()
 
 # Known to other readers of the file and without effect on what is computed here.
@@ -283,8 +284,8 @@ _NEUTRAL = set(
     "text_config vision_config quantization_config image_token_id bos_token_id eos_token_id pad_token_id "
     "dspark_block_size dspark_noise_token_id dspark_target_layer_ids dspark_markov_rank dspark_n_routed_experts "
     "dspark_num_experts_per_tok auto_map expert_dtype rope_parameters _name_or_path id2label label2id "
-    "return_dict output_hidden_states pretraining_tp name_or_path chunk_size_feed_forward problem_type is_encoder_decoder "
-    "output_attentions".split()
+    "return_dict output_hidden_states pretraining_tp name_or_path chunk_size_feed_forward problem_type "
+    "is_encoder_decoder output_attentions".split()
 )
 
 
@@ -312,13 +313,13 @@ class _Reader:
             raise ConfigError(f"{name}: missing")
         return value
 
-    def int(self, name: str, default: Any = _MISSING) -> int:
+    def integer(self, name: str, default: Any = _MISSING) -> int:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"{name}: expected a non-negative integer, found {value!r}")
         return value
 
-    def float(self, name: str, default: Any = _MISSING) -> float:
+    def number(self, name: str, default: Any = _MISSING) -> float:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{name}: expected a number, found {value!r}")
@@ -338,40 +339,53 @@ class _Reader:
             raise ConfigError(f"{name}: expected a token id, found {value!r}")
         return value
 
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them."""
+        value = self.get(name, None)
+        if value is None:
+            return ()
+        return self.ints(name) if isinstance(value, (list, tuple)) else (self.integer(name),)
+
     def values(self) -> dict[str, Any]:
         linear, expert = self.quantization()
-        out: dict[str, Any] = {name: self.int(name) for name in _INTS}
-        out |= {name: self.float(name) for name in _FLOATS}
+        out: dict[str, Any] = {name: self.integer(name) for name in _INTS}
+        out |= {name: self.number(name) for name in _FLOATS}
         engram = self.ints("engram_layer_ids", ())
-        out |= {name: self.int(name, _MISSING if engram else 0) for name in _ENGRAM_INTS}
+        out |= {name: self.integer(name, _MISSING if engram else 0) for name in _ENGRAM_INTS}
         source = self.get("candidate_source_layer_id", None)
         vision = self.get("vision_config", None)
-        vision_layers = vision.get("num_hidden_layers", 0) if isinstance(vision, dict) else self.get("vision_n_layers", 0)
-        eos = self.get("eos_token_id", None)
-        return out | dict(
-            rope_scaling=self.rope_scaling(),
-            gate_temp=self.float("gate_temp", 1.0),
-            compress_ratios=self.ints("compress_ratios"),
-            kv_source_layer_ids=self.ints("kv_source_layer_ids"),
-            index_source_layer_ids=self.ints("index_source_layer_ids"),
-            candidate_source_layer_id=None if source is None else self.int("candidate_source_layer_id"),
-            candidate_topk_blocks=self.int("candidate_topk_blocks", 0 if source is None else _MISSING),
-            candidate_block_size=self.int("candidate_block_size", 1 if source is None else _MISSING),
-            engram_layer_ids=engram,
-            engram_num_embeddings=self.ints("engram_num_embeddings", _MISSING if engram else ()),
-            num_nextn_predict_layers=self.int("num_nextn_predict_layers", 0),
-            linear_format=linear,
-            expert_format=expert,
-            bos_token_id=self.token("bos_token_id"),
-            eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
-            pad_token_id=self.token("pad_token_id"),
-            image_token_id=self.token("image_token_id"),
-            has_vision=bool(vision_layers),
+        vision_layers = (
+            vision.get("num_hidden_layers", 0) if isinstance(vision, dict) else self.get("vision_n_layers", 0)
         )
+        return out | {
+            "rope_scaling": self.rope_scaling(),
+            "gate_temp": self.number("gate_temp", 1.0),
+            "compress_ratios": self.ints("compress_ratios"),
+            "kv_source_layer_ids": self.ints("kv_source_layer_ids"),
+            "index_source_layer_ids": self.ints("index_source_layer_ids"),
+            "candidate_source_layer_id": None if source is None else self.integer("candidate_source_layer_id"),
+            "candidate_topk_blocks": self.integer("candidate_topk_blocks", 0 if source is None else _MISSING),
+            "candidate_block_size": self.integer("candidate_block_size", 1 if source is None else _MISSING),
+            "engram_layer_ids": engram,
+            "engram_num_embeddings": self.ints("engram_num_embeddings", _MISSING if engram else ()),
+            "num_nextn_predict_layers": self.integer("num_nextn_predict_layers", 0),
+            "linear_format": linear,
+            "expert_format": expert,
+            "bos_token_id": self.token("bos_token_id"),
+            "eos_token_ids": self.tokens("eos_token_id"),
+            "pad_token_id": self.token("pad_token_id"),
+            "image_token_id": self.token("image_token_id"),
+            "has_vision": bool(vision_layers),
+        }
 
     def rope_scaling(self) -> RopeScaling | None:
         raw = self.get("rope_scaling", None)
         if raw is None:
+            # A newer spelling that this reader does not know; passing over it would drop YaRN without a word.
+            if self.fields.get("rope_parameters"):
+                raise ConfigError(
+                    "rope_parameters: not supported, use rope_scaling, rope_theta and compress_rope_theta"
+                )
             return None
         if not isinstance(raw, dict) or raw.get("type", raw.get("rope_type")) != "yarn":
             raise ConfigError(f"rope_scaling: only type yarn is supported, found {raw!r}")
@@ -416,15 +430,22 @@ def _check(c: CedConfig) -> None:
     rope = c.qk_rope_head_dim
     need(rope % 2 == 0 and rope <= min(c.head_dim, c.index_head_dim), "qk_rope_head_dim", f"{rope} is odd or too wide")
     need(c.num_attention_heads % c.o_groups == 0, "o_groups", f"{c.o_groups} does not divide num_attention_heads")
-    need(c.o_groups * c.o_lora_rank % QUANT_BLOCK == 0, "o_lora_rank", f"o_groups * o_lora_rank must be a multiple of {QUANT_BLOCK}")
+    need(
+        c.o_groups * c.o_lora_rank % QUANT_BLOCK == 0,
+        "o_lora_rank",
+        f"o_groups * o_lora_rank must be a multiple of {QUANT_BLOCK}",
+    )
     need(c.n_shared_experts == 1, "n_shared_experts", f"{c.n_shared_experts} is not supported, only 1")
     need(c.num_experts_per_tok <= c.n_routed_experts, "num_experts_per_tok", "more than n_routed_experts")
     need(c.hc_sinkhorn_iters >= 1, "hc_sinkhorn_iters", "must be at least 1")
 
     n = c.num_hidden_layers
     ratios = c.compress_ratios
-    need(n <= len(ratios) <= n + c.num_nextn_predict_layers, "compress_ratios",
-         f"{len(ratios)} entries for {n} layers and {c.num_nextn_predict_layers} draft stages")
+    need(
+        n <= len(ratios),
+        "compress_ratios",
+        f"{len(ratios)} entries for {n} layers and {c.num_nextn_predict_layers} draft stages",
+    )
     need(set(ratios) <= {0, 1, 2}, "compress_ratios", f"only 0, 1 and 2 are supported, found {sorted(set(ratios))}")
     for name in ("kv_source_layer_ids", "index_source_layer_ids", "engram_layer_ids"):
         ids = getattr(c, name)
@@ -435,21 +456,56 @@ def _check(c: CedConfig) -> None:
     need(not stray, "index_source_layer_ids", f"KV sources {sorted(stray)} must also be index sources")
     for plan in c.layers:
         if plan.ratio == 0:
-            need(plan.index not in c.index_source_layer_ids, "compress_ratios", f"layer {plan.index} is a source with ratio 0")
+            need(
+                plan.index not in c.index_source_layer_ids,
+                "compress_ratios",
+                f"layer {plan.index} is a source with ratio 0",
+            )
             continue
-        need(plan.kv_source is not None, "kv_source_layer_ids", f"layer {plan.index} has ratio {plan.ratio} but no source before it")
-        need(ratios[plan.kv_source or 0] == plan.ratio, "compress_ratios",
-             f"layer {plan.index} has ratio {plan.ratio}, its KV source {plan.kv_source} has {ratios[plan.kv_source or 0]}")
-        need((plan.index_source or 0) >= (plan.kv_source or 0), "index_source_layer_ids", f"layer {plan.index} selects from another source")
+        need(
+            plan.kv_source is not None,
+            "kv_source_layer_ids",
+            f"layer {plan.index} has ratio {plan.ratio} but no source before it",
+        )
+        need(
+            ratios[plan.kv_source or 0] == plan.ratio,
+            "compress_ratios",
+            f"layer {plan.index} has ratio {plan.ratio}, its KV source {plan.kv_source} another",
+        )
+        need(
+            (plan.index_source or 0) >= (plan.kv_source or 0),
+            "index_source_layer_ids",
+            f"layer {plan.index} selects from another source",
+        )
     if c.candidate_source_layer_id is not None:
-        need(c.candidate_source_layer_id == c.first_decoder_layer, "candidate_source_layer_id",
-             f"{c.candidate_source_layer_id} is not the last KV source {c.first_decoder_layer}")
-        need(c.candidate_topk_blocks > 0 and c.candidate_block_size > 0, "candidate_topk_blocks", "blocks must be positive")
+        need(
+            c.candidate_source_layer_id == c.first_decoder_layer,
+            "candidate_source_layer_id",
+            f"{c.candidate_source_layer_id} is not the last KV source {c.first_decoder_layer}",
+        )
+        need(
+            c.candidate_topk_blocks > 0 and c.candidate_block_size > 0,
+            "candidate_topk_blocks",
+            "blocks must be positive",
+        )
     if c.engram_layer_ids:
-        need(c.engram_head_dim % QUANT_BLOCK == 0, "engram_head_dim", f"{c.engram_head_dim} is not a multiple of {QUANT_BLOCK}")
+        need(
+            c.engram_head_dim % QUANT_BLOCK == 0,
+            "engram_head_dim",
+            f"{c.engram_head_dim} is not a multiple of {QUANT_BLOCK}",
+        )
+        need(
+            c.engram_pad_token_id < c.vocab_size,
+            "engram_pad_token_id",
+            f"{c.engram_pad_token_id} is not in the vocabulary",
+        )
         need(c.engram_max_ngram_size >= 2, "engram_max_ngram_size", "must be at least 2")
         rows = tuple(c.engram_hashes[i].num_rows for i in c.engram_layer_ids)
-        need(rows == c.engram_num_embeddings, "engram_num_embeddings", f"{list(c.engram_num_embeddings)} but the hash needs {list(rows)}")
+        need(
+            rows == c.engram_num_embeddings,
+            "engram_num_embeddings",
+            f"{list(c.engram_num_embeddings)} but the hash needs {list(rows)}",
+        )
 
 
 def _override(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

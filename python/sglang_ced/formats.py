@@ -6,8 +6,9 @@ Three block formats, all along the last dimension (model spec 4.1 and 6.1):
     e2m1 / ue8m0, 32   index queries and keys;     scale = 2^ceil(log2(max(amax, 6 * 2^-126) / 6))
     e2m1 / e4m3,  16   global KV;                  scale = e4m3(max(amax, 6 * 2^-9) / 6)
 
-Weights use e4m3 with one ue8m0 scale per 32x32 tile, or packed e2m1 with one per 32 inputs. A ue8m0 byte b means 2^(b-127);
-two e2m1 codes share a byte, the even index in the low nibble. Codes travel as uint8, so that they survive any copy.
+Weights use e4m3 with one ue8m0 scale per 32x32 tile, or packed e2m1 with one per 32 inputs. A ue8m0 byte b means
+2^(b-127); two e2m1 codes share a byte, the even index in the low nibble. Codes travel as uint8, so that they survive
+any copy.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def _ue8m0_scale(amax: Tensor, floor: float, largest: float) -> tuple[Tensor, Te
 def _blocks(x: Tensor, block: int) -> Tensor:
     if x.shape[-1] % block:
         raise ValueError(f"last dimension {x.shape[-1]} is not a multiple of the block of {block}")
-    return x.to(torch.float32).unflatten(-1, (-1, block))
+    blocks: Tensor = x.to(torch.float32).unflatten(-1, (-1, block))
+    return blocks
 
 
 # -- e4m3 -------------------------------------------------------------------------------------------------------------
@@ -66,7 +68,7 @@ def quantize_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_e4m3(codes: Tensor, scales: Tensor) -> Tensor:
     """Inverse of `quantize_e4m3`, float32 [..., K]."""
-    value = codes.contiguous().view(torch.float8_e4m3fn).to(torch.float32).unflatten(-1, (-1, BLOCK))
+    value = _blocks(codes.contiguous().view(torch.float8_e4m3fn), BLOCK)
     return (value * ue8m0_to_float(scales).unsqueeze(-1)).flatten(-2)
 
 
@@ -103,7 +105,7 @@ def quantize_e2m1_ue8m0(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_e2m1_ue8m0(packed: Tensor, scales: Tensor) -> Tensor:
     """Inverse of `quantize_e2m1_ue8m0`, float32 [..., K]."""
-    value = unpack_e2m1(packed).unflatten(-1, (-1, BLOCK))
+    value = _blocks(unpack_e2m1(packed), BLOCK)
     return (value * ue8m0_to_float(scales).unsqueeze(-1)).flatten(-2)
 
 
@@ -119,7 +121,7 @@ def quantize_e2m1_e4m3(x: Tensor) -> tuple[Tensor, Tensor]:
 def dequantize_e2m1_e4m3(packed: Tensor, scales: Tensor) -> Tensor:
     """Inverse of `quantize_e2m1_e4m3`, float32 [..., K]."""
     scale = scales.contiguous().view(torch.float8_e4m3fn).to(torch.float32)
-    return (unpack_e2m1(packed).unflatten(-1, (-1, KV_BLOCK)) * scale.unsqueeze(-1)).flatten(-2)
+    return (_blocks(unpack_e2m1(packed), KV_BLOCK) * scale.unsqueeze(-1)).flatten(-2)
 
 
 # -- quantise and come back -------------------------------------------------------------------------------------------

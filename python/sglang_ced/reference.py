@@ -1,12 +1,14 @@
 """The whole architecture in one file: plain, differentiable PyTorch over full sequences.
 
-No cache, no replay, no stored formats, O(n^2) work. This is the definition that the engine is tested against and what the
-bundled checkpoint is trained with. Section numbers refer to `docs/explanation/architecture.md`. Parameter names are those of
-the published checkpoint, so a state dict is a checkpoint. Shapes: B sequences, T tokens, n streams (hc_mult), d hidden.
+No cache, no replay, no stored formats, O(n^2) work. This is the definition that the engine is tested against and
+what the bundled checkpoint is trained with. Section numbers refer to `docs/explanation/architecture.md`. Parameter
+names are those of the published checkpoint, so a state dict is a checkpoint. Shapes: B sequences, T tokens, n
+streams (hc_mult), d hidden.
 
-Rounding points are the publisher's. Long sums and transcendental functions are taken in `Numerics.accumulate` and then rounded
-to float32; short ones are float32 in a written order. With float64 neither the order of a sum nor the vector width of an `exp`
-shows after rounding, which lets this file, the engine and the server agree bit for bit whatever the batch looks like.
+Rounding points are the publisher's. Long sums and transcendental functions are taken in `Numerics.accumulate` and
+then rounded to float32; short ones are float32 in a written order. With float64 neither the order of a sum nor the
+vector width of an `exp` shows after rounding, which lets this file, the engine and the server agree bit for bit
+whatever the batch looks like.
 """
 
 from __future__ import annotations
@@ -271,7 +273,8 @@ def top_groups(scores: Tensor, k: int) -> Tensor:
 
 
 def candidate_groups(scores: Tensor, visible: Tensor, blocks: int, block_size: int) -> Tensor:
-    """Section 3.5: scores [B, T, G] (hidden = -inf), visible counts [T] -> bool [B, T, G] of the best blocks' groups."""
+    """Section 3.5: scores [B, T, G] (hidden = -inf), visible counts [T] -> bool [B, T, G] of the best blocks'
+    groups."""
     groups = scores.shape[-1]
     padded = F.pad(scores, (0, -groups % block_size), value=-torch.inf)
     best = padded.unflatten(-1, (-1, block_size)).amax(-1)

@@ -16,7 +16,8 @@ def join_keys(window: Tensor, groups: Tensor | None, num_window_rows: int) -> Te
     """One key list per row: its window rows, then its group slots, then -1; no holes.
 
     window int64 [T, W]: row numbers ascending, -1 only at the end. groups int64 [T, K]: pool slots, -1 only at the end.
-    Group slot s is written as num_window_rows + s. Softmax blocks count attended keys, so holes would show in the rounding.
+    Group slot s is written as num_window_rows + s. Softmax blocks count attended keys, so holes would show in the
+    rounding.
     """
     if groups is None or groups.shape[1] == 0:
         return window
@@ -31,8 +32,8 @@ def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: T
 
     window bfloat16 [M, D]: window rows; pool uint8 [S, global record of D]: packed groups, or None.
     keys int64 [T, N]: < M a window row, >= M pool slot + M, -1 none. sink float32 [H] joins the denominator only.
-    Online softmax over blocks of 64 entries of `keys`; probabilities are rounded to bfloat16 per block. A row without keys gives
-    zeros.
+    Online softmax over blocks of 64 entries of `keys`; probabilities are rounded to bfloat16 per block. A row
+    without keys gives zeros.
     """
     out = torch.empty_like(q)
     for start in range(0, q.shape[0], ROWS_AT_ONCE):

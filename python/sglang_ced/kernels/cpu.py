@@ -1,4 +1,5 @@
-"""Fast CPU versions of the ops, from the package `sgl-kernel-ext`. Registered on import, chosen by `registry.activate`."""
+"""Fast CPU versions of the ops, from the package `sgl-kernel-ext`. Registered on import, chosen by
+`registry.activate`."""
 
 from __future__ import annotations
 

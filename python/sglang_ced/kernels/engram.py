@@ -45,11 +45,12 @@ def fuse(streams: Tensor, keys_value: Tensor, qk_weight: Tensor, eps: float, ali
     alive bool [T] (False: the row stays as it is) -> bfloat16 [T, n, d].
     """
     n, d = streams.shape[1:]
-    keys, value = keys_value.float().split((n * d, d), -1)
-    keys, x = keys.unflatten(-1, (n, d)), streams.float()
+    wide, x = keys_value.float(), streams.float()
+    keys, value = wide[:, : n * d].unflatten(-1, (n, d)), wide[:, n * d :]
     dot = (x * qk_weight * keys).double().sum(-1, keepdim=True).float()
     dot = dot * inverse_rms(x, eps) * inverse_rms(keys, eps) * d**-0.5
     gate = torch.sigmoid((dot.sign() * dot.abs().clamp_min(1e-6).sqrt()).double()).float()
     if alive is not None:
         gate = gate * alive[:, None, None]
-    return (x + gate * value.unsqueeze(1)).to(torch.bfloat16)
+    out: Tensor = x + gate * value.unsqueeze(1)
+    return out.to(torch.bfloat16)

@@ -38,7 +38,8 @@ def top_groups(scores: Tensor, k: int) -> Tensor:
 
 @op
 def candidate_groups(scores: Tensor, visible: Tensor, blocks: int, block_size: int) -> Tensor:
-    """scores [T, G] (hidden = -inf), visible int64 [T] groups per row -> bool [T, G]: the groups of the best `blocks` blocks.
+    """scores [T, G] (hidden = -inf), visible int64 [T] groups per row -> bool [T, G]: the groups of the best
+    `blocks` blocks.
 
     The newest visible block is always kept.
     """

@@ -21,8 +21,8 @@ def round_input(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Weight) -> Tensor:
     """y = x W^T. x bfloat16 [..., K], weight [N, K] -> bfloat16 [..., N].
 
-    Stored weights (fp8, fp4) have their input rounded by `round_input`; blocks of 32 inputs are summed exactly, then added
-    in float32 in order, as the publisher's kernels do. A bfloat16 weight takes its input as it is.
+    Stored weights (fp8, fp4) have their input rounded by `round_input`; blocks of 32 inputs are summed exactly, then
+    added in float32 in order, as the publisher's kernels do. A bfloat16 weight takes its input as it is.
     """
     if isinstance(weight, Tensor):
         return matmul(x, weight).to(torch.bfloat16)

@@ -14,10 +14,11 @@ NORM_EPS = 1e-20
 
 def add_up(x: Tensor, dim: int) -> Tensor:
     """Sum of a few terms, first to last, in the dtype of x; the dimension stays with size 1."""
-    first, *rest = x.split(1, dim)
-    for term in rest:
-        first = first + term
-    return first
+    terms: tuple[Tensor, ...] = x.split(1, dim)
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
 
 
 @op

@@ -40,7 +40,8 @@ def route(
 
 @op
 def expert_mlp(x: Tensor, weights: ExpertWeights, limit: float, row_weight: Tensor | None = None) -> Tensor:
-    """Clamped SwiGLU of one expert: x bfloat16 [R, d], row_weight float32 [R] (applied before w2) -> bfloat16 [R, d]."""
+    """Clamped SwiGLU of one expert: x bfloat16 [R, d], row_weight float32 [R] (applied before w2) -> bfloat16 [R,
+    d]."""
     gate = linear(x, weights.w1).float().clamp_max(limit)
     up = linear(x, weights.w3).float().clamp(-limit, limit)
     inner = F.silu(gate.double()).float() * up

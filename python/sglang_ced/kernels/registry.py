@@ -1,7 +1,7 @@
 """Which version of each op runs: its reference, or a fast one registered beside it.
 
-Exactness rule of the references: products and long sums in float64, then one rounding, so that neither the order of a sum
-nor the shape of the batch shows in the result. Short sums are float32 in a written order.
+Exactness rule of the references: products and long sums in float64, then one rounding, so that neither the order of
+a sum nor the shape of the batch shows in the result. Short sums are float32 in a written order.
 """
 
 from __future__ import annotations

@@ -1,0 +1,32 @@
+"""Global KV and index keys, addressed by KV slot; shared through the prefix cache and written once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_ced.cache.layout import CacheLayout
+
+
+class GlobalKv:
+    """Packed pools, one per source layer.
+
+    kv[source]: uint8 [ceil(slots / ratio), global record]; index[source]: uint8 [ceil(slots / ratio), index record].
+    Group of token slot s: s // ratio, so both tokens of a pair must sit side by side (an even page size sees to it).
+    """
+
+    def __init__(self, layout: CacheLayout, num_kv_slots: int, device: str | torch.device = "cpu") -> None:
+        self.layout, self.num_kv_slots = layout, num_kv_slots
+        rows = {source: -(-num_kv_slots // layout.ratio(source)) for source in layout.sources}
+        kv, index = layout.global_record.nbytes, layout.index_record.nbytes
+        self.kv = {s: torch.zeros(n, kv, dtype=torch.uint8, device=device) for s, n in rows.items()}
+        self.index = {s: torch.zeros(n, index, dtype=torch.uint8, device=device) for s, n in rows.items()}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(pool.nbytes for pool in (*self.kv.values(), *self.index.values()))
+
+    def write(self, source: int, groups: Tensor, latents: Tensor, index_keys: Tensor) -> None:
+        """Store groups (pool rows int64 [G]) of one source: rotated latents [G, head_dim], keys [G, index_head_dim]."""
+        self.kv[source][groups] = self.layout.global_record.encode(latents)
+        self.index[source][groups] = self.layout.index_record.encode(index_keys)

@@ -1,0 +1,1 @@
+"""The `ced` command: one file per subcommand."""

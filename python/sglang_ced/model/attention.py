@@ -1,0 +1,121 @@
+"""Attention of one layer: window and global KV, selection of groups, the write side of a global KV source."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_ced import formats
+from sglang_ced.checkpoint.reader import Checkpoint
+from sglang_ced.config import CedConfig, LayerPlan
+from sglang_ced.kernels import attention, compressor, indexer, rope
+from sglang_ced.kernels.linear import grouped_linear, linear, matmul, round_input
+from sglang_ced.kernels.norm import rms_norm
+from sglang_ced.model.context import HalfContext, RopeTables
+
+SELECT_ROWS = 64  # rows scored at once: bounds the score table to SELECT_ROWS x groups
+
+
+class GlobalSource:
+    """Makes global KV and index keys of new rows. Only KV sources have one."""
+
+    def __init__(self, checkpoint: Checkpoint, plan: LayerPlan, tables: RopeTables) -> None:
+        name, self.layer, self.ratio = f"layers.{plan.index}.attn", plan.index, plan.ratio
+        self.wkv, self.norm = (checkpoint.tensor(f"{name}.compressor.{part}.weight") for part in ("wkv", "norm"))
+        self.wgate = checkpoint.tensor(f"{name}.compressor.wgate.weight") if plan.ratio == 2 else None
+        self.wk, self.k_norm = (checkpoint.tensor(f"{name}.indexer.{part}.weight") for part in ("wk", "k_norm"))
+        self.eps, self.freq = checkpoint.config.rms_norm_eps, tables.compressed
+
+    def write(self, x: Tensor, context: HalfContext) -> None:
+        """x bfloat16 [rows of the step, d]: replay rows never write; a pair writes when its second token is new."""
+        step, state = context.step, context.state
+        if self.wgate is None:
+            latents, groups = linear(x[step.new_rows], self.wkv), step.new_slots
+            positions = step.positions[step.new_rows]
+        else:
+            assert step.pairs is not None
+            kv_gate = torch.stack((matmul(x, self.wkv), matmul(x, self.wgate)), 1)
+            pairs = state.pending.exchange(self.layer, step.pairs, kv_gate)
+            latents, groups = compressor.pool_pairs(pairs[:, :, 0], pairs[:, :, 1]), step.pairs.groups
+            positions = step.pairs.positions
+        latents = rms_norm(latents, self.norm, self.eps)
+        cos, sin = rope.angles(positions, self.freq)
+        keys = rope.rotate(rms_norm(linear(latents, self.wk), self.k_norm, self.eps), cos, sin)
+        state.global_kv.write(self.layer, groups, rope.rotate(latents, cos, sin), keys)
+
+
+class Selector:
+    """Scores the groups each row may see and keeps the best. Only index sources have one."""
+
+    def __init__(self, checkpoint: Checkpoint, plan: LayerPlan) -> None:
+        config, name, self.plan = checkpoint.config, f"layers.{plan.index}.attn.indexer", plan
+        self.heads, self.dim, self.top_k = config.index_n_heads, config.index_head_dim, config.index_topk
+        self.wq_b = checkpoint.weight(f"{name}.wq_b")
+        self.weights_proj = checkpoint.tensor(f"{name}.weights_proj.weight")
+        self.keeps_candidates = config.candidate_source_layer_id == plan.index
+        self.blocks, self.block_size = config.candidate_topk_blocks, config.candidate_block_size
+
+    def select(self, x: Tensor, q_lora: Tensor, context: HalfContext) -> Tensor:
+        """x [T, d], q_lora [T, q_lora] -> pool slots int64 [T, K], ascending by group, -1 at the end."""
+        ratio, layer, source = self.plan.ratio, self.plan.index, self.plan.kv_source
+        assert source is not None
+        q = linear(q_lora, self.wq_b).unflatten(-1, (self.heads, self.dim))
+        q = formats.fake_quant_e2m1_ue8m0(rope.rotate(q, *context.compressed))
+        weights = linear(x, self.weights_proj) * (self.dim**-0.5 * self.heads**-0.5)
+        pool, visible = context.state.global_kv.index[source], (context.positions + 1) // ratio
+        width = min(self.top_k, max((len(reach.groups[ratio]) for reach in context.reach), default=0))
+        out = torch.full((len(x), width), -1, dtype=torch.int64, device=x.device)
+        kept: list[Tensor] = []
+        for place, reach in enumerate(context.reach):
+            slots = reach.groups[ratio]
+            keys, group_ids = pool[slots], torch.arange(len(slots), device=x.device)
+            for start in range(reach.first, reach.last, SELECT_ROWS):
+                rows = slice(start, min(start + SELECT_ROWS, reach.last))
+                scores = indexer.index_scores(q[rows], weights[rows], keys)
+                scores = scores.masked_fill(group_ids >= visible[rows, None], -torch.inf)
+                if self.plan.candidate_source is not None:
+                    allowed = context.candidates[self.plan.candidate_source][place]
+                    scores = scores.masked_fill(~allowed[start - reach.first :][: len(scores)], -torch.inf)
+                elif self.keeps_candidates and len(slots):
+                    kept.append(indexer.candidate_groups(scores, visible[rows], self.blocks, self.block_size))
+                elif self.keeps_candidates:
+                    kept.append(scores.bool())
+                chosen = indexer.top_groups(scores, self.top_k)
+                out[rows, : chosen.shape[1]] = torch.where(
+                    chosen < 0, -1, slots[chosen.clamp_min(0)] if len(slots) else -1
+                )
+            if self.keeps_candidates:
+                context.candidates.setdefault(layer, []).append(torch.cat(kept))
+                kept = []
+        return out
+
+
+class Attention:
+    def __init__(self, checkpoint: Checkpoint, plan: LayerPlan, tables: RopeTables) -> None:
+        config: CedConfig = checkpoint.config
+        name, self.plan, self.config = f"layers.{plan.index}.attn", plan, config
+        self.wq_a, self.wq_b, self.wkv, self.wo_a, self.wo_b = (
+            checkpoint.weight(f"{name}.{part}") for part in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")
+        )
+        self.q_norm, self.kv_norm = (checkpoint.tensor(f"{name}.{part}.weight") for part in ("q_norm", "kv_norm"))
+        self.sink = checkpoint.tensor(f"{name}.attn_sink")
+        self.source = GlobalSource(checkpoint, plan, tables) if plan.owns_kv else None
+        self.selector = Selector(checkpoint, plan) if plan.owns_selection else None
+
+    def __call__(self, x: Tensor, context: HalfContext) -> Tensor:
+        """bfloat16 [T, d] -> bfloat16 [T, d] for the rows of the half. Global KV of the step is in the pool already."""
+        c, plan = self.config, self.plan
+        cos, sin = context.angles(plan.ratio)
+        q_lora = rms_norm(linear(x, self.wq_a), self.q_norm, c.rms_norm_eps)
+        q = rope.rotate(linear(q_lora, self.wq_b).unflatten(-1, (c.num_attention_heads, c.head_dim)), cos, sin)
+        kv = round_input(rope.rotate(rms_norm(linear(x, self.wkv), self.kv_norm, c.rms_norm_eps), cos, sin))
+        if self.selector is not None:
+            context.selected[plan.index] = self.selector.select(x, q_lora, context)
+        window = context.state.window.exchange(plan.index, context.plan, kv)
+        pool, groups = None, None
+        if plan.kv_source is not None and plan.index_source is not None:
+            pool, groups = context.state.global_kv.kv[plan.kv_source], context.selected[plan.index_source]
+        keys = attention.join_keys(context.plan.window, groups, len(window))
+        out = attention.attend(q, window, pool, keys, self.sink)
+        out = rope.rotate(out, cos, sin, inverse=True)
+        return linear(grouped_linear(out.flatten(1), self.wo_a, c.o_groups), self.wo_b)

@@ -1,0 +1,56 @@
+"""The stack: encoder rows, the cut inside the first decoder layer, decoder rows, output rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_ced.cache.state import CacheState
+from sglang_ced.cache.step import Step
+from sglang_ced.checkpoint.reader import Checkpoint
+from sglang_ced.checkpoint.token_map import build_token_map
+from sglang_ced.kernels.mhc import collapse
+from sglang_ced.kernels.norm import rms_norm
+from sglang_ced.model.block import Block
+from sglang_ced.model.context import HalfContext, RopeTables
+from sglang_ced.model.embed import Embedding, Head
+
+
+class Transformer:
+    """Weights of a checkpoint, mapped from its files, and the forward over a `Step`."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config = self.config = checkpoint.config
+        token_map = build_token_map(checkpoint.path, config) if config.engram_layer_ids else None
+        self.tables = RopeTables(config)
+        self.embed, self.head = Embedding(checkpoint), Head(checkpoint)
+        self.norm = checkpoint.tensor("norm.weight")
+        self.blocks = [Block(checkpoint, plan, self.tables, token_map) for plan in config.layers]
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint) -> Transformer:
+        """Bind the tensors of an opened checkpoint."""
+        return cls(checkpoint)
+
+    @torch.inference_mode()
+    def forward(self, step: Step, state: CacheState) -> Tensor:
+        """Run a step and commit it -> bfloat16 [output rows, d] after the final norm, in span order."""
+        streams = self.embed(step.token_ids)
+        pre_mix = torch.zeros(streams.shape[:2], dtype=torch.float32, device=streams.device)
+        pre_mix[:, 0] = 1.0
+        context = HalfContext.make(step, state, decoder=False, tables=self.tables)
+        cut = self.config.first_decoder_layer
+        for block in self.blocks[:cut]:
+            streams, pre_mix = block(streams, pre_mix, context)
+        context = HalfContext.make(step, state, decoder=True, tables=self.tables)
+        streams, pre_mix = self.blocks[cut](streams, pre_mix, context, keep=step.decoder.rows)
+        for block in self.blocks[cut + 1 :]:
+            streams, pre_mix = block(streams, pre_mix, context)
+        state.commit(step)
+        rows = step.output_rows
+        return rms_norm(collapse(streams[rows], pre_mix[rows]), self.norm, self.config.rms_norm_eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """bfloat16 [T, d] -> float32 [T, vocab]."""
+        return self.head(hidden)
