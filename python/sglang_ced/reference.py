@@ -293,22 +293,22 @@ def attend(q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor, numerics: Numeri
     q [B, T, H, D], keys [B, T, K, D], mask [B, T, K] (True = attend), sink [H] (denominator only) -> [B, T, H, D].
     A row without keys gives zeros.
     """
-    wide, block = numerics.accumulate, numerics.softmax_block
-    q = q.to(wide) * q.shape[-1] ** -0.5
-    top = torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device)
-    total, out = torch.zeros_like(top), torch.zeros_like(q)
+    num, wide, block = numerics, numerics.accumulate, numerics.softmax_block
+    scale, sink = q.shape[-1] ** -0.5, sink.view(1, 1, -1)
+    top = torch.full(q.shape[:-1], -torch.inf, device=q.device)
+    total, out = torch.zeros_like(top, dtype=wide), torch.zeros_like(q, dtype=wide)
     for start in range(0, keys.shape[2], block):
         part = keys[:, :, start : start + block].to(wide)
-        scores = torch.einsum("bthd,btkd->bthk", q, part)
+        scores = torch.einsum("bthd,btkd->bthk", q.to(wide), part).float() * scale
         scores = scores.masked_fill(~mask[:, :, None, start : start + block], -torch.inf)
         new_top = torch.maximum(top, scores.amax(-1))
         base = torch.where(new_top == -torch.inf, 0.0, new_top)
-        fade, p = torch.exp(top - base), torch.exp(scores - base.unsqueeze(-1))
-        total = total * fade + p.sum(-1)
-        out = out * fade.unsqueeze(-1) + torch.einsum("bthk,btkd->bthd", p.to(numerics.storage).to(wide), part)
+        fade, p = num.apply(torch.exp, top - base), num.apply(torch.exp, scores - base.unsqueeze(-1))
+        total = total * fade + p.to(wide).sum(-1)
+        out = out * fade.unsqueeze(-1) + torch.einsum("bthk,btkd->bthd", p.to(num.storage).to(wide), part)
         top = new_top
     base = torch.where(top == -torch.inf, 0.0, top)
-    return (out / (total + torch.exp(sink.to(wide) - base)).unsqueeze(-1)).to(numerics.storage)
+    return (out / (total + num.apply(torch.exp, sink - base)).unsqueeze(-1)).to(num.storage)
 
 
 class Attention(nn.Module):

@@ -43,21 +43,25 @@ def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: T
 
 
 def _attend_rows(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
-    wide = q.double() * q.shape[-1] ** -0.5
-    top = torch.full(q.shape[:-1], -torch.inf, dtype=torch.float64, device=q.device)
-    total, out = torch.zeros_like(top), torch.zeros_like(wide)
+    scale, wide = q.shape[-1] ** -0.5, q.double()
+    top = torch.full(q.shape[:-1], -torch.inf, device=q.device)
+    total, out = torch.zeros_like(top, dtype=torch.float64), torch.zeros_like(wide)
     for index in keys.split(SOFTMAX_BLOCK, 1):
         values = _gather(window, pool, index).double()
-        scores = torch.einsum("thd,tkd->thk", wide, values).masked_fill((index < 0).unsqueeze(1), -torch.inf)
+        scores = torch.einsum("thd,tkd->thk", wide, values).float() * scale
+        scores = scores.masked_fill((index < 0).unsqueeze(1), -torch.inf)
         new_top = torch.maximum(top, scores.amax(-1))
         base = torch.where(new_top == -torch.inf, 0.0, new_top)
-        fade, p = torch.exp(top - base), torch.exp(scores - base.unsqueeze(-1))
-        total = total * fade + p.sum(-1)
-        rounded = p.to(torch.bfloat16).double()
-        out = out * fade.unsqueeze(-1) + torch.einsum("thk,tkd->thd", rounded, values)
+        fade, p = _exp(top - base), _exp(scores - base.unsqueeze(-1))
+        total = total * fade + p.double().sum(-1)
+        out = out * fade.unsqueeze(-1) + torch.einsum("thk,tkd->thd", p.to(torch.bfloat16).double(), values)
         top = new_top
     base = torch.where(top == -torch.inf, 0.0, top)
-    return (out / (total + torch.exp(sink.double() - base)).unsqueeze(-1)).to(torch.bfloat16)
+    return (out / (total + _exp(sink - base)).unsqueeze(-1)).to(torch.bfloat16)
+
+
+def _exp(x: Tensor) -> Tensor:
+    return torch.exp(x.double()).float()
 
 
 def _gather(window: Tensor, pool: Tensor | None, index: Tensor) -> Tensor:

@@ -1,22 +1,111 @@
 """Fast CPU versions of the ops, from the package `sgl-kernel-ext`. Registered on import, chosen by
-`registry.activate`."""
+`registry.activate`.
+
+An installed package may be older than this file: an op whose functions it lacks keeps its reference, and one log line
+says so.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
+from sglang_ced.formats import E2m1Weight, E4m3Weight, Weight
 from sglang_ced.kernels import linear
+from sglang_ced.kernels.registry import Op
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
+
+ext: Any = None
+if importlib.util.find_spec("sgl_kernel_ext") is not None:
+    import sgl_kernel_ext
+
+    ext = sgl_kernel_ext
+
+_missing: list[str] = []
 
 
 def available() -> bool:
     """Whether sgl-kernel-ext is installed."""
-    return importlib.util.find_spec("sgl_kernel_ext") is not None
+    return ext is not None
 
 
-@linear.round_input.register("cpu")
+def _fast(op: Op[P, R], *needs: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator: register a version of `op` that calls the functions `needs`, if the package has them."""
+
+    def keep(function: Callable[P, R]) -> Callable[P, R]:
+        if ext is not None:
+            lacking = [name for name in needs if not hasattr(ext, name)]
+            _missing.extend(lacking)
+            if not lacking:
+                op.register("cpu")(function)
+        return function
+
+    return keep
+
+
+def _is_wide(*tensors: Tensor) -> bool:
+    """Whether any is of a dtype that only the references take (float64, float16)."""
+    return any(t.dtype not in (torch.bfloat16, torch.float32) for t in tensors)
+
+
+# -- linear -----------------------------------------------------------------------------------------------------------
+
+
+@_fast(linear.round_input, "fake_quant_e4m3")
 def round_input(x: Tensor) -> Tensor:
-    import sgl_kernel_ext
+    result: Tensor = ext.fake_quant_e4m3(x.contiguous())
+    return result
 
-    return sgl_kernel_ext.fake_quant_e4m3(x.contiguous())
+
+@_fast(linear.linear, "linear_e4m3", "linear_e2m1", "linear_bfloat16")
+def linear_(x: Tensor, weight: Weight) -> Tensor:
+    result: Tensor
+    if isinstance(weight, E4m3Weight):
+        result = ext.linear_e4m3(x.contiguous(), weight.codes, weight.scales)
+    elif isinstance(weight, E2m1Weight):
+        result = ext.linear_e2m1(x.contiguous(), weight.packed, weight.scales)
+    elif _is_wide(x, weight):
+        result = linear.linear.reference(x, weight)
+    else:
+        result = ext.linear_bfloat16(x.contiguous(), weight.contiguous())
+    return result
+
+
+@_fast(linear.matmul, "matmul")
+def matmul(x: Tensor, weight: Tensor) -> Tensor:
+    if _is_wide(x, weight):
+        return linear.matmul.reference(x, weight)
+    result: Tensor = ext.matmul(x.contiguous(), weight.contiguous())
+    return result
+
+
+@_fast(linear.grouped_linear, "grouped_linear")
+def grouped_linear(x: Tensor, weight: Weight, groups: int) -> Tensor:
+    codes, scales = _stored(weight)
+    result: Tensor = ext.grouped_linear(x.contiguous(), codes, scales, groups)
+    return result
+
+
+def _stored(weight: Weight) -> tuple[Tensor, Tensor | None]:
+    if isinstance(weight, E4m3Weight):
+        return weight.codes, weight.scales
+    if isinstance(weight, E2m1Weight):
+        return weight.packed, weight.scales
+    return weight.contiguous(), None
+
+
+if _missing:
+    logger.warning(
+        "sgl-kernel-ext %s is older than this package needs: no %s; their ops run as references. Install it anew.",
+        getattr(ext, "__version__", "?"),
+        ", ".join(dict.fromkeys(_missing)),
+    )

@@ -19,7 +19,7 @@ CpuLevel best_level() {
       __builtin_cpu_supports("avx512vl")) {
     return CpuLevel::avx512;
   }
-  if (__builtin_cpu_supports("avx2")) {
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
     return CpuLevel::avx2;
   }
 #endif

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "capability.h"
+#include "dispatch.h"
 #include "e4m3_block_loops.h"
 
 namespace sgl_kernel_ext {
@@ -16,24 +17,6 @@ namespace {
 
 // A thread's share should outweigh waking it: 2048 blocks are 128 KiB of input, some ten microseconds.
 constexpr int64_t kBlocksPerTask = 2048;
-
-template <typename Loop>
-Loop choose(Loop generic, [[maybe_unused]] Loop avx2, [[maybe_unused]] Loop avx512) {
-  switch (cpu_level()) {
-    case CpuLevel::avx512:
-      return avx512;
-    case CpuLevel::avx2:
-      return avx2;
-    default:
-      return generic;
-  }
-}
-
-#if defined(__x86_64__)
-#define SGL_KERNEL_EXT_CHOOSE(loop) choose(&generic::loop, &avx2::loop, &avx512::loop)
-#else
-#define SGL_KERNEL_EXT_CHOOSE(loop) (&generic::loop)
-#endif
 
 void check_blocks(const at::Tensor& x, const char* op) {
   TORCH_CHECK_TYPE(x.scalar_type() == at::kBFloat16, op, ": x must be bfloat16, got ", x.scalar_type(), " of shape ",

@@ -1,0 +1,73 @@
+"""`ced generate`: continue a prompt without a server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from sglang_ced.cli.models import DEFAULT, bundled_path
+from sglang_ced.engine.offline import OfflineEngine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="text to continue, used as it is")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="default: 64")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sentence token")
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of every command that runs the offline engine."""
+    parser.add_argument("--model", metavar="DIR", help=f"checkpoint directory (default: the bundled {DEFAULT})")
+    parser.add_argument("--kernels", choices=("auto", "reference"), help="default: $CED_KERNELS, else auto")
+    parser.add_argument(
+        "--replay", choices=("exact", "bounded"), default="exact", help="how windows are rebuilt (default: exact)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.max_new_tokens < 1:
+        raise ValueError(f"--max-new-tokens {args.max_new_tokens}: must be at least 1")
+    model = Path(args.model or bundled_path(DEFAULT))
+    tokenizer = load_tokenizer(model)
+    prompt = tokenizer.encode(args.prompt, add_special_tokens=False).ids
+    engine = OfflineEngine.from_pretrained(
+        model,
+        max_requests=1,
+        max_tokens=len(prompt) + args.max_new_tokens + 64,
+        replay=args.replay,
+        kernels=args.kernels,
+    )
+    stop = [] if args.ignore_eos else None
+    for piece in stream_text(tokenizer, engine.stream(prompt, args.max_new_tokens, stop)):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    print()
+    return 0
+
+
+def load_tokenizer(model: Path) -> Tokenizer:
+    """The checkpoint's tokenizer.json. Raises FileNotFoundError, naming the file."""
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file; text needs a tokenizer (ids do not: see ced logits)")
+    return Tokenizer.from_file(str(file))
+
+
+def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """Text as tokens come; a character whose bytes are not all there yet waits for the rest."""
+    ids: list[int] = []
+    told = ""
+    for token in tokens:
+        ids.append(token)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        if not text.endswith("�") and len(text) > len(told):
+            yield text[len(told) :]
+            told = text
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    if len(text) > len(told):
+        yield text[len(told) :]

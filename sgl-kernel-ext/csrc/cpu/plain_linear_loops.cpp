@@ -1,0 +1,187 @@
+// Products summed in float64, whatever the weight is stored as. Compiled once per CPU level; see e4m3_block_loops.cpp
+// for what that forbids. Every product of two of the formats is exact in float64.
+
+#include "plain_loops.h"
+#include "simd.h"
+
+namespace sgl_kernel_ext::CPU_LEVEL {
+namespace {
+
+constexpr int64_t kBlock = 32;
+constexpr int kColumns = static_cast<int>(kPlainTile);
+constexpr int kRowsAtOnce = kLanes == 8 ? 4 : 1;  // as many as sums fit into registers
+// Inputs are held times 2^500 and stored weights times 2^-500, so that decoding a weight takes one multiplication.
+constexpr int kStoredShift = 500;
+
+constexpr double kE2m1[16] = {0.0,  0.5,  1.0,  1.5,  2.0,  3.0,  4.0,  6.0,
+                              -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0};
+
+bool is_stored(WeightKind kind) { return kind == WeightKind::e4m3 || kind == WeightKind::e2m1; }
+
+SGL_KERNEL_EXT_INLINE double stored_scale(uint8_t code, int shift) { return power_of_two(code - 127 + shift); }
+
+template <typename Read>
+void widen(int64_t count, WeightKind kind, double* out, const Read& read) {
+  const double factor = is_stored(kind) ? power_of_two(kStoredShift) : 1.0;
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<double>(read(i)) * factor;
+  for (int64_t i = count; i % 8 != 0; ++i) out[i] = 0.0;
+}
+
+// A column of the weight: eight inputs at a time. `tail` says how many of them exist.
+template <WeightKind kKind>
+struct Column {
+  const uint8_t* data;
+  const uint8_t* scales;
+
+  Column(const PlainWeight& weight, int64_t column) {
+    constexpr int64_t kBits = kKind == WeightKind::float32 ? 32 : kKind == WeightKind::bfloat16 ? 16 : kKind == WeightKind::e4m3 ? 8 : 4;
+    const int64_t blocks = (weight.k + kBlock - 1) / kBlock;
+    data = static_cast<const uint8_t*>(weight.data) + column * weight.k * kBits / 8;
+    scales = weight.scales + (kKind == WeightKind::e4m3 ? column / kBlock : column) * blocks;
+  }
+
+  SGL_KERNEL_EXT_INLINE Eight decode(const uint8_t* p, [[maybe_unused]] int64_t first) const {
+    if constexpr (kKind == WeightKind::float32) {
+      return load8_float(reinterpret_cast<const float*>(p));
+    } else if constexpr (kKind == WeightKind::bfloat16) {
+      return load8_bfloat16(reinterpret_cast<const uint16_t*>(p));
+    } else if constexpr (kKind == WeightKind::e4m3) {
+      Eight value = load8_e4m3(p);
+      const Doubles scale = all(stored_scale(scales[first / kBlock], kE4m3Shift - kStoredShift));
+      for (int i = 0; i < kParts; ++i) value.part[i] *= scale;
+      return value;
+    } else {
+      const double scale = stored_scale(scales[first / kBlock], -kStoredShift);
+      double values[8];
+      for (int i = 0; i < 4; ++i) {
+        values[2 * i] = kE2m1[p[i] & 15] * scale;
+        values[2 * i + 1] = kE2m1[p[i] >> 4] * scale;
+      }
+      return load8(values);
+    }
+  }
+
+  SGL_KERNEL_EXT_INLINE Eight get(int64_t first) const {
+    if constexpr (kKind == WeightKind::float32) return decode(data + 4 * first, first);
+    if constexpr (kKind == WeightKind::bfloat16) return decode(data + 2 * first, first);
+    if constexpr (kKind == WeightKind::e4m3) return decode(data + first, first);
+    if constexpr (kKind == WeightKind::e2m1) return decode(data + first / 2, first);
+  }
+
+  Eight get_tail(int64_t first, int64_t k) const {
+    uint8_t bytes[32] = {};
+    constexpr int64_t kBits = kKind == WeightKind::float32 ? 32 : kKind == WeightKind::bfloat16 ? 16 : kKind == WeightKind::e4m3 ? 8 : 4;
+    __builtin_memcpy(bytes, data + first * kBits / 8, static_cast<uint64_t>((k - first) * kBits / 8));
+    return decode(bytes, first);
+  }
+
+  // A NaN among codes or scales, or a scale that takes a value beyond float32.
+  bool is_unusual(int64_t k) const {
+    uint8_t largest = 0, largest_scale = 0;
+    if constexpr (kKind == WeightKind::e4m3) {
+      for (int64_t i = 0; i < k; ++i) {
+        const uint8_t magnitude = data[i] & 0x7f;
+        largest = magnitude > largest ? magnitude : largest;
+      }
+    }
+    if constexpr (kKind == WeightKind::e4m3 || kKind == WeightKind::e2m1) {
+      for (int64_t i = 0; i < (k + kBlock - 1) / kBlock; ++i) {
+        largest_scale = scales[i] > largest_scale ? scales[i] : largest_scale;
+      }
+    }
+    return largest == 0x7f || largest_scale > (kKind == WeightKind::e4m3 ? 246 : 252);
+  }
+
+  // What `get` gives, for any codes: as the definition dequantises, in float32.
+  void careful(int64_t k, double* out) const {
+    for (int64_t i = 0; i < (k + 7) / 8 * 8; ++i) out[i] = 0.0;
+    for (int64_t i = 0; i < k; ++i) {
+      const uint8_t scale = scales[i / kBlock];
+      float value;
+      if constexpr (kKind == WeightKind::e4m3) {
+        const float magnitude = (data[i] & 0x7f) == 0x7f ? __builtin_nanf("") : as_float((data[i] & 0x7f) << 20) * 0x1p+120f;
+        value = (data[i] & 0x80) != 0 ? -magnitude : magnitude;
+      } else {
+        value = static_cast<float>(kE2m1[i % 2 == 0 ? data[i / 2] & 15 : data[i / 2] >> 4]);
+      }
+      value *= scale == 255 ? __builtin_nanf("") : scale == 0 ? 0x1p-127f : as_float(scale << 23);
+      out[i] = static_cast<double>(value) * power_of_two(-kStoredShift);
+    }
+  }
+};
+
+// kRows rows by four columns. `weights(column, first)` gives eight weights.
+template <int kRows, typename Weights>
+SGL_KERNEL_EXT_INLINE void dots(const double* x, int64_t stride, int64_t steps, double* out, const Weights& weights) {
+  Eight sums[kRows][kColumns];
+  for (int r = 0; r < kRows; ++r) {
+    for (int c = 0; c < kColumns; ++c) sums[r][c] = zero8();
+  }
+  for (int64_t i = 0; i < steps * 8; i += 8) {
+    Eight input[kRows];
+    for (int r = 0; r < kRows; ++r) input[r] = load8(x + r * stride + i);
+    for (int c = 0; c < kColumns; ++c) {
+      const Eight w = weights(c, i);
+      for (int r = 0; r < kRows; ++r) add_product8(sums[r][c], input[r], w);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) sum_lanes4(sums[r], out + r * kColumns);
+}
+
+template <WeightKind kKind>
+void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& weight, int64_t column, int64_t columns,
+          double* scratch, double* out) {
+  const int64_t k = weight.k, steps = (k + 7) / 8, padded = steps * 8;
+  const auto at = [&](int64_t c) { return Column<kKind>(weight, column + (c < columns ? c : columns - 1)); };
+  const Column<kKind> w[kColumns] = {at(0), at(1), at(2), at(3)};
+  bool unusual[kColumns], any = false;
+  for (int c = 0; c < kColumns; ++c) any |= unusual[c] = is_stored(kKind) && w[c].is_unusual(k);
+  if (num_rows == 1 && k % 8 == 0 && !any) {
+    dots<1>(x, stride, steps, out, [&](int c, int64_t i) __attribute__((always_inline)) { return w[c].get(i); });
+    return;
+  }
+  for (int c = 0; c < kColumns; ++c) {
+    double* panel = scratch + c * padded;
+    if (unusual[c]) {
+      w[c].careful(k, panel);
+      continue;
+    }
+    for (int64_t i = 0; i + 8 <= k; i += 8) store8(panel + i, w[c].get(i));
+    if (k % 8 != 0) {
+      store8(panel + k / 8 * 8, w[c].get_tail(k / 8 * 8, k));
+    }
+  }
+  const auto from_panel = [&](int c, int64_t i) __attribute__((always_inline)) { return load8(scratch + c * padded + i); };
+  int64_t r = 0;
+  for (; r + kRowsAtOnce <= num_rows; r += kRowsAtOnce) {
+    dots<kRowsAtOnce>(x + r * stride, stride, steps, out + r * kColumns, from_panel);
+  }
+  for (; r < num_rows; ++r) dots<1>(x + r * stride, stride, steps, out + r * kColumns, from_panel);
+}
+
+}  // namespace
+
+void widen_bfloat16(const uint16_t* x, int64_t count, WeightKind kind, double* out) {
+  widen(count, kind, out, [&](int64_t i) { return from_bfloat16(x[i]); });
+}
+
+void widen_float(const float* x, int64_t count, WeightKind kind, double* out) {
+  widen(count, kind, out, [&](int64_t i) { return x[i]; });
+}
+
+void plain_tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& weight, int64_t column,
+                int64_t columns, double* scratch, double* out) {
+  const auto run = [&](auto loop) { loop(x, stride, num_rows, weight, column, columns, scratch, out); };
+  switch (weight.kind) {
+    case WeightKind::float32:
+      return run(tile<WeightKind::float32>);
+    case WeightKind::bfloat16:
+      return run(tile<WeightKind::bfloat16>);
+    case WeightKind::e4m3:
+      return run(tile<WeightKind::e4m3>);
+    case WeightKind::e2m1:
+      return run(tile<WeightKind::e2m1>);
+  }
+}
+
+}  // namespace sgl_kernel_ext::CPU_LEVEL
