@@ -33,6 +33,14 @@ def assert_near(ours: Tensor, theirs: Tensor, ulps: int = 1, exact: float = 0.98
     assert (ours == theirs).float().mean() >= exact
 
 
+def assert_same_choice(scores: Tensor, ours: Tensor, theirs: Tensor) -> None:
+    """Equal sets of visible groups per row, but for entries within one bfloat16 unit of the cut."""
+    for row, mine, other in zip(scores.float(), ours.tolist(), theirs.tolist(), strict=True):
+        mine, other = ({group for group in ids if group >= 0 and row[group] > -torch.inf} for ids in (mine, other))
+        cut = min((float(row[group]) for group in mine), default=0.0)
+        assert all(abs(float(row[group]) - cut) <= 2**-8 * abs(cut) for group in mine ^ other)
+
+
 def weight(ops: Ops, name: str) -> formats.Weight:
     codes, scales = ops[f"{name}_weight"].view(torch.uint8), ops[f"{name}_scale"].view(torch.uint8)
     return E2m1Weight(codes, scales) if ops[f"{name}_weight"].dtype == torch.int8 else E4m3Weight(codes, scales)
@@ -141,14 +149,13 @@ def test_indexer_scores_selection_and_candidates(golden_ops: Ops, ratio: int) ->
     scores = indexer.index_scores(q, w, formats.Record(k.shape[-1], "index").encode(k))
     assert_bits(scores[~hidden], theirs[~hidden])
     scores = scores.masked_fill(hidden, -torch.inf)
-    expected = golden_ops[f"indexer_r{ratio}/topk6"].long().sort(-1).values
-    assert torch.equal(indexer.top_groups(scores, 6).sort(-1).values, expected)
+    assert_same_choice(scores, indexer.top_groups(scores, 6), golden_ops[f"indexer_r{ratio}/topk6"])
     candidates = indexer.candidate_groups(scores, visible, 4, 3)
     assert torch.equal(
         candidates & ~hidden, golden_ops[f"indexer_r{ratio}/candidate_mask_blocks4_size3"].bool() & ~hidden
     )
-    inside = indexer.top_groups(scores.masked_fill(~candidates, -torch.inf), 6).sort(-1).values
-    assert torch.equal(inside, golden_ops[f"indexer_r{ratio}/topk6_in_candidates"].long().sort(-1).values)
+    inside = scores.masked_fill(~candidates, -torch.inf)
+    assert_same_choice(inside, indexer.top_groups(inside, 6), golden_ops[f"indexer_r{ratio}/topk6_in_candidates"])
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])

@@ -8,10 +8,10 @@ from functools import cached_property
 from sglang_ced.config import CedConfig
 from sglang_ced.formats import Record
 
-# Positions the ring keeps beyond the window, so that a few drafted tokens can be taken back.
+# How many of its newest tokens a request may take back (rejected drafts): what the rings keep beyond need.
 RING_SLACK = 8
-# Rows of unpaired tokens kept per request: the next power of two above what one step may take back, 2 without drafts.
-PENDING_RING = 2
+# Rows of pairs kept per request: both halves of the newest pair and what may be taken back, rounded up to a power of two.
+PENDING_RING = 16
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "linear.h"
+
 #include "checks.h"
 #include "dispatch.h"
 #include "plain_loops.h"
@@ -177,10 +179,6 @@ at::Tensor plain_linear(const char* op, const at::Tensor& x, const at::Tensor& w
   return result;
 }
 
-at::Tensor matmul(const at::Tensor& x, const at::Tensor& weight) {
-  return plain_linear("matmul", x, weight, std::nullopt, 1, false);
-}
-
 at::Tensor linear_bfloat16(const at::Tensor& x, const at::Tensor& weight) {
   return plain_linear("linear_bfloat16", x, weight, std::nullopt, 1, true);
 }
@@ -191,6 +189,10 @@ at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const s
 }
 
 }  // namespace
+
+at::Tensor matmul(const at::Tensor& x, const at::Tensor& weight) {
+  return plain_linear("matmul", x, weight, std::nullopt, 1, false);
+}
 
 TORCH_LIBRARY_FRAGMENT(sgl_kernel_ext, m) {
   m.def("linear_e4m3(Tensor x, Tensor codes, Tensor scales) -> Tensor");

@@ -1,0 +1,239 @@
+// Ops `expert_mlp` and `mixture`: SwiGLU experts with stored weights, many experts at a time.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "checks.h"
+#include "dispatch.h"
+#include "stored_input.h"
+#include "swiglu_loops.h"
+
+namespace sgl_kernel_ext {
+namespace {
+
+constexpr int64_t kTokensAtOnce = 1024;
+constexpr int64_t kWeightsPerTask = 32768;
+
+struct Expert {
+  StoredWeight gate, down, up;
+};
+
+// Up to StoredInput::kMaxRows pairs of a token and one expert, beside each other in the list of all pairs.
+struct Part {
+  const Expert* expert;
+  int64_t first_pair, count;
+};
+
+// Pairs (token, expert, weight), grouped by expert.
+struct Pairs {
+  std::vector<int32_t> token;
+  std::vector<float> weight;  // empty: all 1
+  std::vector<Part> parts;
+
+  void add_parts(const Expert* expert, int64_t first, int64_t end) {
+    for (; first < end; first += StoredInput::kMaxRows) {
+      parts.push_back({expert, first, std::min(StoredInput::kMaxRows, end - first)});
+    }
+  }
+};
+
+std::vector<Expert> experts_of(const char* op, at::TensorList codes, at::TensorList scales, bool is_e2m1, int64_t d) {
+  TORCH_CHECK_VALUE(codes.size() == scales.size() && codes.size() % 3 == 0, op,
+                    ": three codes and three scales are needed per expert, got ", codes.size(), " and ", scales.size());
+  std::vector<Expert> experts;
+  experts.reserve(codes.size() / 3);
+  for (size_t i = 0; i < codes.size(); i += 3) {
+    const Expert expert{stored_weight(op, codes[i], scales[i], is_e2m1),
+                        stored_weight(op, codes[i + 1], scales[i + 1], is_e2m1),
+                        stored_weight(op, codes[i + 2], scales[i + 2], is_e2m1)};
+    const int64_t inner = experts.empty() ? expert.gate.n : experts[0].gate.n;
+    TORCH_CHECK_VALUE(expert.gate.k == d && expert.up.k == d && expert.down.n == d && expert.gate.n == inner &&
+                          expert.up.n == inner && expert.down.k == inner,
+                      op, ": w1 and w3 must be [", inner, ", ", d, "] and w2 [", d, ", ", inner, "], got codes of shapes ",
+                      codes[i].sizes(), ", ", codes[i + 2].sizes(), " and ", codes[i + 1].sizes(), " of ",
+                      codes[i].scalar_type());
+    experts.push_back(expert);
+  }
+  return experts;
+}
+
+// run(part, tile) for every part and tile of columns, by all threads.
+template <typename Run>
+void for_all_tiles(const std::vector<Part>& parts, int64_t tiles, int64_t weights_per_tile, const Run& run) {
+  const int64_t grain = std::max<int64_t>(1, kWeightsPerTask / std::max<int64_t>(1, weights_per_tile));
+  at::parallel_for(0, static_cast<int64_t>(parts.size()) * tiles, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) run(parts[static_cast<size_t>(task / tiles)], task % tiles);
+  });
+}
+
+// x: `num_tokens` rows of d, of which the pairs choose -> one row of d per pair, in `out`.
+void run_experts(const uint16_t* x, int64_t num_tokens, int64_t d, int64_t inner, bool is_e2m1, const Pairs& pairs,
+                 float limit, uint16_t* out) {
+  const auto swiglu = SGL_KERNEL_EXT_CHOOSE(swiglu);
+  const int64_t num_pairs = static_cast<int64_t>(pairs.token.size());
+  StoredInput input(x, num_tokens, d, is_e2m1);
+  input.pack_all();
+  at::Tensor middle_storage = at::empty({num_pairs, inner}, at::kBFloat16);
+  uint16_t* middle = mutable_bfloat16_bits(middle_storage);
+  for_all_tiles(pairs.parts, num_tiles(inner), 2 * kTile * d, [&](const Part& part, int64_t tile) {
+    float gate[StoredInput::kMaxRows * kTile], up[StoredInput::kMaxRows * kTile];
+    const int32_t* rows = pairs.token.data() + part.first_pair;
+    input.tile(rows, part.count, part.expert->gate, tile, gate);
+    const auto columns = input.tile(rows, part.count, part.expert->up, tile, up);
+    for (int64_t r = 0; r < part.count; ++r) {
+      const int64_t pair = part.first_pair + r;
+      const float weight = pairs.weight.empty() ? 1.0f : pairs.weight[static_cast<size_t>(pair)];
+      uint16_t values[kTile];
+      swiglu(gate + r * kTile, up + r * kTile, kTile, limit, !pairs.weight.empty(), weight, values);
+      std::copy_n(values + columns.offset, columns.count, middle + pair * inner + columns.first);
+    }
+  });
+  StoredInput middle_input(middle, num_pairs, inner, is_e2m1);
+  middle_input.pack_all();
+  for_all_tiles(pairs.parts, num_tiles(d), kTile * inner, [&](const Part& part, int64_t tile) {
+    float total[StoredInput::kMaxRows * kTile];
+    int32_t rows[StoredInput::kMaxRows];
+    for (int64_t r = 0; r < part.count; ++r) rows[r] = static_cast<int32_t>(part.first_pair + r);
+    const auto columns = middle_input.tile(rows, part.count, part.expert->down, tile, total);
+    for (int64_t r = 0; r < part.count; ++r) {
+      uint16_t* row = out + rows[r] * d + columns.first;
+      for (int64_t c = 0; c < columns.count; ++c) row[c] = to_bfloat16_bits(total[r * kTile + columns.offset + c]);
+    }
+  });
+}
+
+void run_one_expert(const uint16_t* x, int64_t num_tokens, int64_t d, const Expert& expert, const float* weights,
+                    float limit, uint16_t* out) {
+  Pairs pairs;
+  for (int64_t row = 0; row < num_tokens; ++row) pairs.token.push_back(static_cast<int32_t>(row));
+  if (weights != nullptr) {
+    pairs.weight.assign(weights, weights + num_tokens);
+  }
+  pairs.add_parts(&expert, 0, num_tokens);
+  run_experts(x, num_tokens, d, expert.gate.n, expert.gate.is_e2m1, pairs, limit, out);
+}
+
+int64_t check_x(const char* op, const at::Tensor& x) {
+  check(op, "x", x, at::kBFloat16, 2);
+  return x.size(1);
+}
+
+at::Tensor expert_mlp(const at::Tensor& x, at::TensorList codes, at::TensorList scales, bool is_e2m1, double limit,
+                      const std::optional<at::Tensor>& row_weight) {
+  const int64_t d = check_x("expert_mlp", x), num_rows = x.size(0);
+  const auto experts = experts_of("expert_mlp", codes, scales, is_e2m1, d);
+  TORCH_CHECK_VALUE(experts.size() == 1, "expert_mlp: one expert is needed, got ", experts.size());
+  const float* weights = nullptr;
+  if (row_weight.has_value()) {
+    check("expert_mlp", "row_weight", *row_weight, at::kFloat, 1);
+    check_shape("expert_mlp", "row_weight", *row_weight, {num_rows});
+    weights = row_weight->const_data_ptr<float>();
+  }
+  at::Tensor result = at::empty_like(x);
+  for (int64_t first = 0; first < num_rows; first += kTokensAtOnce) {
+    const int64_t count = std::min(kTokensAtOnce, num_rows - first);
+    run_one_expert(bfloat16_bits(x) + first * d, count, d, experts[0], weights == nullptr ? nullptr : weights + first,
+                   static_cast<float>(limit), mutable_bfloat16_bits(result) + first * d);
+  }
+  return result;
+}
+
+// The pairs of some tokens, by ascending expert; and for each token its pairs, in that order: places [tokens][top_k].
+Pairs make_pairs(const int64_t* chosen, const float* weights, int64_t num_tokens, int64_t top_k, at::IntArrayRef ids,
+                 const std::vector<Expert>& experts, std::vector<int32_t>& places) {
+  std::vector<std::vector<int32_t>> by_expert(ids.size());
+  for (int64_t i = 0; i < num_tokens * top_k; ++i) {
+    const auto found = std::lower_bound(ids.begin(), ids.end(), chosen[i]);
+    TORCH_CHECK_VALUE(found != ids.end() && *found == chosen[i], "mixture: expert ", chosen[i], " is not among the ",
+                      ids.size(), " given");
+    by_expert[static_cast<size_t>(found - ids.begin())].push_back(static_cast<int32_t>(i));
+  }
+  Pairs pairs;
+  std::vector<int64_t> seen(static_cast<size_t>(num_tokens), 0);
+  places.resize(static_cast<size_t>(num_tokens * top_k));
+  for (size_t e = 0; e < ids.size(); ++e) {
+    const int64_t first = static_cast<int64_t>(pairs.token.size());
+    for (const int32_t i : by_expert[e]) {
+      const int64_t token = i / top_k;
+      places[static_cast<size_t>(token * top_k + seen[static_cast<size_t>(token)]++)] =
+          static_cast<int32_t>(pairs.token.size());
+      pairs.token.push_back(static_cast<int32_t>(token));
+      pairs.weight.push_back(weights[i]);
+    }
+    pairs.add_parts(&experts[e], first, static_cast<int64_t>(pairs.token.size()));
+  }
+  return pairs;
+}
+
+at::Tensor mixture(const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, at::IntArrayRef ids,
+                   at::TensorList codes, at::TensorList scales, bool is_e2m1, at::TensorList shared_codes,
+                   at::TensorList shared_scales, bool shared_is_e2m1, double limit) {
+  const int64_t d = check_x("mixture", x), num_tokens = x.size(0);
+  check("mixture", "chosen", chosen, at::kLong, 2);
+  const int64_t top_k = chosen.size(1);
+  check_shape("mixture", "chosen", chosen, {num_tokens, top_k});
+  check("mixture", "weights", weights, at::kFloat, 2);
+  check_shape("mixture", "weights", weights, {num_tokens, top_k});
+  TORCH_CHECK_VALUE(std::is_sorted(ids.begin(), ids.end()) && 3 * ids.size() == codes.size(),
+                    "mixture: expert ids must ascend, one per three codes; got ", ids.size(), " ids and ", codes.size(),
+                    " codes");
+  const auto experts = experts_of("mixture", codes, scales, is_e2m1, d);
+  const auto shared = experts_of("mixture", shared_codes, shared_scales, shared_is_e2m1, d);
+  TORCH_CHECK_VALUE(shared.size() == 1, "mixture: one shared expert is needed, got ", shared.size());
+  at::Tensor result = at::empty_like(x);
+  const int64_t at_once = std::min(kTokensAtOnce, num_tokens);
+  at::Tensor routed = at::empty({at_once * top_k, d}, x.options()), common = at::empty({at_once, d}, x.options());
+  const uint16_t* routed_bits = bfloat16_bits(routed);
+  const uint16_t* common_bits = bfloat16_bits(common);
+  for (int64_t first = 0; first < num_tokens; first += at_once) {
+    const int64_t count = std::min(at_once, num_tokens - first);
+    const uint16_t* rows = bfloat16_bits(x) + first * d;
+    std::vector<int32_t> places;
+    const Pairs pairs = make_pairs(chosen.const_data_ptr<int64_t>() + first * top_k,
+                                   weights.const_data_ptr<float>() + first * top_k, count, top_k, ids, experts, places);
+    if (!pairs.token.empty()) {
+      run_experts(rows, count, d, experts[0].gate.n, is_e2m1, pairs, static_cast<float>(limit),
+                  mutable_bfloat16_bits(routed));
+    }
+    run_one_expert(rows, count, d, shared[0], nullptr, static_cast<float>(limit), mutable_bfloat16_bits(common));
+    uint16_t* out = mutable_bfloat16_bits(result) + first * d;
+    at::parallel_for(0, count, std::max<int64_t>(1, kWeightsPerTask / std::max<int64_t>(1, d * (top_k + 1))),
+                     [&](int64_t begin, int64_t end) {
+                       for (int64_t token = begin; token < end; ++token) {
+                         for (int64_t c = 0; c < d; ++c) {
+                           float sum = 0.0f;
+                           for (int64_t i = 0; i < top_k; ++i) {
+                             const int64_t pair = places[static_cast<size_t>(token * top_k + i)];
+                             sum += from_bfloat16_bits(routed_bits[pair * d + c]);
+                           }
+                           out[token * d + c] = to_bfloat16_bits(sum + from_bfloat16_bits(common_bits[token * d + c]));
+                         }
+                       }
+                     });
+  }
+  return result;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(sgl_kernel_ext, m) {
+  m.def(
+      "expert_mlp(Tensor x, Tensor[] codes, Tensor[] scales, bool is_e2m1, float limit, Tensor? row_weight) -> Tensor");
+  m.def(
+      "mixture(Tensor x, Tensor chosen, Tensor weights, int[] ids, Tensor[] codes, Tensor[] scales, bool is_e2m1, "
+      "Tensor[] shared_codes, Tensor[] shared_scales, bool shared_is_e2m1, float limit) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(sgl_kernel_ext, CPU, m) {
+  m.impl("expert_mlp", &expert_mlp);
+  m.impl("mixture", &mixture);
+}
+
+}  // namespace sgl_kernel_ext
