@@ -12,6 +12,7 @@ from sglang_ced.cache.global_kv import GlobalKv
 from sglang_ced.cache.layout import PENDING_RING, CacheLayout
 from sglang_ced.cache.pending import PendingPairs
 from sglang_ced.cache.replay import Replay, plan_replay
+from sglang_ced.cache.stats import ReplayStats
 from sglang_ced.cache.step import Placed, Span, Step, StepShape, build_step
 from sglang_ced.cache.window import WindowRing
 from sglang_ced.config import CedConfig
@@ -58,6 +59,7 @@ class CacheState:
         self.window = WindowRing(self.layout, num_request_slots, device)
         self.pending = PendingPairs(self.layout, num_request_slots, device)
         self.slots = [SlotRecord() for _ in range(num_request_slots)]
+        self.stats = ReplayStats()
         self._shape = StepShape(
             window=config.sliding_window,
             ring_capacity=self.layout.ring_capacity,
@@ -85,6 +87,7 @@ class CacheState:
         self.window.commit(1, step.decoder)
         if step.pairs is not None:
             self.pending.commit(step.pairs)
+        self.stats += ReplayStats.of(step, self.config.num_encoder_layers, self.config.num_decoder_layers)
         for placed in step.spans:
             record, end = self.slots[placed.span.slot], placed.span.end
             if placed.fresh:
@@ -96,6 +99,13 @@ class CacheState:
             record.decoder_low = max(record.decoder_low, oldest)
             record.generation, record.high = placed.span.generation, end
             record.encoder_floor, record.decoder_floor = placed.encoder_floor, placed.decoder_floor
+
+    @property
+    def ring_occupancy(self) -> float:
+        """Part of the ring's rows that hold a window, 0 to 1; a finished request's rows count until its slot is
+        reused."""
+        held = sum(min(r.high - r.encoder_low, self.layout.ring_capacity) for r in self.slots)
+        return held / (len(self.slots) * self.layout.ring_capacity)
 
     def _place(self, span: Span) -> Placed:
         """Continue from the ring if it holds this request's window, else replay (the rule of
