@@ -10,7 +10,7 @@ from sglang_ced.formats import Record
 
 # How many of its newest tokens a request may take back (rejected drafts): what the rings keep beyond need.
 RING_SLACK = 8
-# Rows of pairs kept per request: both halves of the newest pair and what may be taken back, rounded up to a power of two.
+# Rows of pairs kept per request: the newest pair and what may be taken back, rounded up to a power of two.
 PENDING_RING = 16
 
 

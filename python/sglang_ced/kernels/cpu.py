@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from sglang_ced.formats import E2m1Weight, E4m3Weight, Weight
-from sglang_ced.kernels import linear
+from sglang_ced.kernels import linear, moe
 from sglang_ced.kernels.registry import Op
 
 P = ParamSpec("P")
@@ -101,6 +101,67 @@ def _stored(weight: Weight) -> tuple[Tensor, Tensor | None]:
     if isinstance(weight, E2m1Weight):
         return weight.packed, weight.scales
     return weight.contiguous(), None
+
+
+# -- experts ----------------------------------------------------------------------------------------------------------
+
+
+@_fast(moe.route, "route")
+def route(
+    x: Tensor, weight: Tensor, bias: Tensor, top_k: int, scale: float, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = ext.route(x.contiguous(), weight, bias, top_k, scale, temperature)
+    return result
+
+
+@_fast(moe.expert_mlp, "expert_mlp")
+def expert_mlp(x: Tensor, weights: moe.ExpertWeights, limit: float, row_weight: Tensor | None = None) -> Tensor:
+    form = _expert_form(weights)
+    if form is None:
+        return moe.expert_mlp.reference(x, weights, limit, row_weight)
+    codes, scales = _parts([weights])
+    result: Tensor = ext.expert_mlp(x.contiguous(), codes, scales, form is E2m1Weight, limit, row_weight)
+    return result
+
+
+@_fast(moe.mixture, "mixture")
+def mixture(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    experts: Sequence[moe.ExpertWeights],
+    shared: moe.ExpertWeights,
+    limit: float,
+) -> Tensor:
+    form, shared_form = _expert_form(experts[0]), _expert_form(shared)
+    if form is None or shared_form is None:
+        return moe.mixture.reference(x, chosen, weights, experts, shared, limit)
+    ids = chosen.unique().tolist()
+    result: Tensor = ext.mixture(
+        x.contiguous(),
+        chosen.contiguous(),
+        weights.contiguous(),
+        ids,
+        *_parts(experts[index] for index in ids),
+        form is E2m1Weight,
+        *_parts([shared]),
+        shared_form is E2m1Weight,
+        limit,
+    )
+    return result
+
+
+def _expert_form(weights: moe.ExpertWeights) -> type[E4m3Weight] | type[E2m1Weight] | None:
+    """The stored form that all three weights have; None for bfloat16, whose experts are three calls of `linear`."""
+    for form in (E4m3Weight, E2m1Weight):
+        if all(isinstance(weight, form) for weight in weights):
+            return form
+    return None
+
+
+def _parts(experts: Iterable[moe.ExpertWeights]) -> tuple[list[Tensor], list[Tensor]]:
+    pairs = [_stored(weight) for expert in experts for weight in expert]
+    return [codes for codes, _ in pairs], [scales for _, scales in pairs if scales is not None]
 
 
 if _missing:

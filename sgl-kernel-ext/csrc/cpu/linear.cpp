@@ -1,5 +1,7 @@
 // Ops `linear_e4m3`, `linear_e2m1`, `linear_bfloat16`, `matmul` and `grouped_linear`.
 
+#include "linear.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -7,8 +9,6 @@
 
 #include <algorithm>
 #include <optional>
-
-#include "linear.h"
 
 #include "checks.h"
 #include "dispatch.h"

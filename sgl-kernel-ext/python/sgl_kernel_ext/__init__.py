@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from sgl_kernel_ext.capability import cpu_capability, force_cpu_capability, supported_cpu_capabilities
 from sgl_kernel_ext.linear import grouped_linear, linear_bfloat16, linear_e2m1, linear_e4m3, matmul
+from sgl_kernel_ext.moe import expert_mlp, mixture, route
 from sgl_kernel_ext.quantize import fake_quant_e4m3, quantize_e4m3
 
 __version__ = "0.2.0"
 __all__ = [
     "cpu_capability",
+    "expert_mlp",
     "fake_quant_e4m3",
     "force_cpu_capability",
     "grouped_linear",
@@ -21,6 +23,8 @@ __all__ = [
     "linear_e2m1",
     "linear_e4m3",
     "matmul",
+    "mixture",
     "quantize_e4m3",
+    "route",
     "supported_cpu_capabilities",
 ]
