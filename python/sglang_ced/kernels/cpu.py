@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_ced.formats import E2m1Weight, E4m3Weight, Weight
-from sglang_ced.kernels import linear, moe
+from sglang_ced.kernels import attention, engram, indexer, linear, mhc, moe, norm, rope
 from sglang_ced.kernels.registry import Op
 
 P = ParamSpec("P")
@@ -162,6 +162,97 @@ def _expert_form(weights: moe.ExpertWeights) -> type[E4m3Weight] | type[E2m1Weig
 def _parts(experts: Iterable[moe.ExpertWeights]) -> tuple[list[Tensor], list[Tensor]]:
     pairs = [_stored(weight) for expert in experts for weight in expert]
     return [codes for codes, _ in pairs], [scales for _, scales in pairs if scales is not None]
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+
+@_fast(attention.attend, "attend")
+def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
+    result: Tensor = ext.attend(q.contiguous(), window.contiguous(), pool, keys.contiguous(), sink)
+    return result
+
+
+# -- indexer ----------------------------------------------------------------------------------------------------------
+
+
+@_fast(indexer.index_scores, "index_scores")
+def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    result: Tensor = ext.index_scores(q.contiguous(), weights.contiguous(), keys.contiguous())
+    return result
+
+
+@_fast(indexer.top_groups, "top_groups")
+def top_groups(scores: Tensor, k: int) -> Tensor:
+    if scores.dtype != torch.bfloat16:
+        return indexer.top_groups.reference(scores, k)
+    result: Tensor = ext.top_groups(scores.contiguous(), k)
+    return result
+
+
+@_fast(indexer.candidate_groups, "candidate_groups")
+def candidate_groups(scores: Tensor, visible: Tensor, blocks: int, block_size: int) -> Tensor:
+    if scores.dtype != torch.bfloat16:
+        return indexer.candidate_groups.reference(scores, visible, blocks, block_size)
+    result: Tensor = ext.candidate_groups(scores.contiguous(), visible.contiguous(), blocks, block_size)
+    return result
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+@_fast(norm.rms_norm, "rms_norm")
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if _is_wide(x, weight):
+        return norm.rms_norm.reference(x, weight, eps)
+    result: Tensor = ext.rms_norm(x.contiguous(), weight.contiguous(), eps)
+    return result
+
+
+@_fast(rope.rotate, "rotate")
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
+    if x.dtype != torch.bfloat16:
+        return rope.rotate.reference(x, cos, sin, inverse)
+    result: Tensor = ext.rotate(x.contiguous(), cos.contiguous(), sin.contiguous(), inverse)
+    return result
+
+
+# -- hyper-connections ------------------------------------------------------------------------------------------------
+
+
+@_fast(mhc.mixes, "mixes")
+def mixes(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, iters: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    result: tuple[Tensor, Tensor, Tensor] = ext.mixes(streams.contiguous(), fn, base, scale, iters, eps)
+    return result
+
+
+@_fast(mhc.collapse, "collapse")
+def collapse(streams: Tensor, weights: Tensor) -> Tensor:
+    result: Tensor = ext.collapse(streams.contiguous(), weights.contiguous())
+    return result
+
+
+@_fast(mhc.expand, "expand")
+def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    result: Tensor = ext.expand(y.contiguous(), streams.contiguous(), post.contiguous(), comb.contiguous())
+    return result
+
+
+# -- n-gram memory ----------------------------------------------------------------------------------------------------
+
+
+@_fast(engram.look_up, "look_up")
+def look_up(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
+    result: Tensor = ext.look_up(codes, scales, rows.contiguous())
+    return result
+
+
+@_fast(engram.fuse, "fuse")
+def fuse(streams: Tensor, keys_value: Tensor, qk_weight: Tensor, eps: float, alive: Tensor | None = None) -> Tensor:
+    result: Tensor = ext.fuse(streams.contiguous(), keys_value.contiguous(), qk_weight, eps, alive)
+    return result
 
 
 if _missing:

@@ -45,8 +45,8 @@ def candidate_groups(scores: Tensor, visible: Tensor, blocks: int, block_size: i
     """
     groups = scores.shape[-1]
     best = F.pad(scores, (0, -groups % block_size), value=-torch.inf).unflatten(-1, (-1, block_size)).amax(-1)
-    newest = ((visible - 1) // block_size).clamp_min(0)
-    pinned = F.one_hot(newest, best.shape[-1]).bool() & (visible > 0)[:, None]
+    newest = torch.where(visible > 0, (visible - 1) // block_size, -1)
+    pinned = torch.arange(best.shape[-1], device=scores.device) == newest[:, None]
     chosen = top_groups(torch.where(pinned, torch.inf, best), blocks)
     keep = torch.zeros(best.shape[0], best.shape[1] + 1, dtype=torch.bool, device=scores.device)
     keep.scatter_(1, torch.where(chosen < 0, best.shape[1], chosen), True)

@@ -76,10 +76,8 @@ class Selector:
                 if self.plan.candidate_source is not None:
                     allowed = context.candidates[self.plan.candidate_source][place]
                     scores = scores.masked_fill(~allowed[start - reach.first :][: len(scores)], -torch.inf)
-                elif self.keeps_candidates and len(slots):
-                    kept.append(indexer.candidate_groups(scores, visible[rows], self.blocks, self.block_size))
                 elif self.keeps_candidates:
-                    kept.append(scores.bool())
+                    kept.append(indexer.candidate_groups(scores, visible[rows], self.blocks, self.block_size))
                 chosen = indexer.top_groups(scores, self.top_k)
                 out[rows, : chosen.shape[1]] = torch.where(
                     chosen < 0, -1, slots[chosen.clamp_min(0)] if len(slots) else -1

@@ -50,7 +50,7 @@ class Transformer:
         rows = step.output_rows
         return rms_norm(collapse(streams[rows], pre_mix[rows]), self.norm, self.config.rms_norm_eps)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """bfloat16 [T, d] -> float32 [T, vocab]."""
+        """bfloat16 [T, d] -> float32 [T, vocab], an ordinary tensor: samplers add penalties to it in place."""
         return self.head(hidden)

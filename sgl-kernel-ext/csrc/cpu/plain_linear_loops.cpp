@@ -2,14 +2,14 @@
 // for what that forbids. Every product of two of the formats is exact in float64.
 
 #include "plain_loops.h"
-#include "simd.h"
+#include "simd_dot.h"
 
 namespace sgl_kernel_ext::CPU_LEVEL {
 namespace {
 
 constexpr int64_t kBlock = 32;
 constexpr int kColumns = static_cast<int>(kPlainTile);
-constexpr int kRowsAtOnce = kLanes == 8 ? 4 : 1;  // as many as sums fit into registers
+static_assert(kColumns == kDotColumns);
 // Inputs are held times 2^500 and stored weights times 2^-500, so that decoding a weight takes one multiplication.
 constexpr int kStoredShift = 500;
 
@@ -110,24 +110,6 @@ struct Column {
   }
 };
 
-// kRows rows by four columns. `weights(column, first)` gives eight weights.
-template <int kRows, typename Weights>
-SGL_KERNEL_EXT_INLINE void dots(const double* x, int64_t stride, int64_t steps, double* out, const Weights& weights) {
-  Eight sums[kRows][kColumns];
-  for (int r = 0; r < kRows; ++r) {
-    for (int c = 0; c < kColumns; ++c) sums[r][c] = zero8();
-  }
-  for (int64_t i = 0; i < steps * 8; i += 8) {
-    Eight input[kRows];
-    for (int r = 0; r < kRows; ++r) input[r] = load8(x + r * stride + i);
-    for (int c = 0; c < kColumns; ++c) {
-      const Eight w = weights(c, i);
-      for (int r = 0; r < kRows; ++r) add_product8(sums[r][c], input[r], w);
-    }
-  }
-  for (int r = 0; r < kRows; ++r) sum_lanes4(sums[r], out + r * kColumns);
-}
-
 template <WeightKind kKind>
 void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& weight, int64_t column, int64_t columns,
           double* scratch, double* out) {
@@ -137,7 +119,7 @@ void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& 
   bool unusual[kColumns], any = false;
   for (int c = 0; c < kColumns; ++c) any |= unusual[c] = is_stored(kKind) && w[c].is_unusual(k);
   if (num_rows == 1 && k % 8 == 0 && !any) {
-    dots<1>(x, stride, steps, out, [&](int c, int64_t i) __attribute__((always_inline)) { return w[c].get(i); });
+    dots<1>(x, stride, steps, out, kColumns, [&](int c, int64_t i) __attribute__((always_inline)) { return w[c].get(i); });
     return;
   }
   for (int c = 0; c < kColumns; ++c) {
@@ -152,11 +134,7 @@ void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& 
     }
   }
   const auto from_panel = [&](int c, int64_t i) __attribute__((always_inline)) { return load8(scratch + c * padded + i); };
-  int64_t r = 0;
-  for (; r + kRowsAtOnce <= num_rows; r += kRowsAtOnce) {
-    dots<kRowsAtOnce>(x + r * stride, stride, steps, out + r * kColumns, from_panel);
-  }
-  for (; r < num_rows; ++r) dots<1>(x + r * stride, stride, steps, out + r * kColumns, from_panel);
+  all_dots(x, stride, num_rows, steps, out, kColumns, from_panel);
 }
 
 }  // namespace

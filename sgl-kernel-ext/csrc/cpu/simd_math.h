@@ -9,7 +9,7 @@ namespace {
 
 typedef int64_t Longs __attribute__((vector_size(8 * kLanes)));
 
-// e^x; below 2^-1022 it is 0.
+// e^x; 0 below -708 and infinite above 709.
 SGL_KERNEL_EXT_INLINE Doubles exp(Doubles x) {
   constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
   constexpr double kRounder = 0x1.8p52;  // adding it leaves the nearest integer in the low bits
@@ -26,7 +26,7 @@ SGL_KERNEL_EXT_INLINE Doubles exp(Doubles x) {
   const Longs exponent = (__builtin_bit_cast(Longs, shifted) << 52) + (Longs{} + (int64_t{1023} << 52));
   const Doubles value = mantissa * __builtin_bit_cast(Doubles, exponent);
   const Doubles low = x < all(-708.0) ? Doubles{} : value;
-  const Doubles high = x > all(709.78271289338397) ? all(__builtin_inf()) : low;
+  const Doubles high = x > all(709.0) ? all(__builtin_inf()) : low;
   return x == x ? high : x;
 }
 

@@ -7,24 +7,40 @@ variable `SGL_KERNEL_EXT_CPU` or `force_cpu_capability` asks for a lower one. Al
 
 from __future__ import annotations
 
+from sgl_kernel_ext.attention import attend
 from sgl_kernel_ext.capability import cpu_capability, force_cpu_capability, supported_cpu_capabilities
+from sgl_kernel_ext.engram import fuse, look_up
+from sgl_kernel_ext.indexer import candidate_groups, index_scores, top_groups
 from sgl_kernel_ext.linear import grouped_linear, linear_bfloat16, linear_e2m1, linear_e4m3, matmul
+from sgl_kernel_ext.mhc import collapse, expand, mixes
 from sgl_kernel_ext.moe import expert_mlp, mixture, route
 from sgl_kernel_ext.quantize import fake_quant_e4m3, quantize_e4m3
+from sgl_kernel_ext.rows import rms_norm, rotate
 
 __version__ = "0.2.0"
 __all__ = [
+    "attend",
+    "candidate_groups",
+    "collapse",
     "cpu_capability",
+    "expand",
     "expert_mlp",
     "fake_quant_e4m3",
     "force_cpu_capability",
+    "fuse",
     "grouped_linear",
+    "index_scores",
     "linear_bfloat16",
     "linear_e2m1",
     "linear_e4m3",
+    "look_up",
     "matmul",
+    "mixes",
     "mixture",
     "quantize_e4m3",
+    "rms_norm",
+    "rotate",
     "route",
     "supported_cpu_capabilities",
+    "top_groups",
 ]

@@ -1,0 +1,35 @@
+"""Attention over window rows and packed global records. A row's result depends on nothing but the row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sgl_kernel_ext._library import fake, ops
+
+
+def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
+    """One online softmax per row and head, over blocks of 64 entries of its key list; keys are the values, too.
+
+    Scores are float64 dots rounded to float32, times D^-0.5 in float32; exp is rounded to float32, and to bfloat16 where
+    it meets the values; sums are float64.
+
+    Args:
+        q: bfloat16 [T, H, D], D a multiple of 16.
+        window: bfloat16 [M, D].
+        pool: uint8 [S, D/2 + D/16]: packed e2m1 (even index in the low nibble), then one e4m3 scale per 16; or None.
+        keys: int64 [T, N]: below M a window row, from M on pool slot + M, negative none.
+        sink: float32 [H], a score that joins the denominator only. All tensors contiguous.
+
+    Returns:
+        bfloat16 [T, H, D]; zeros for a row without keys.
+
+    Raises:
+        TypeError: another dtype. ValueError: shapes do not fit. IndexError: an entry of `keys` is too large.
+    """
+    result: Tensor = _attend(q, window, pool, keys, sink)
+    return result
+
+
+_attend = ops.attend.default
+fake("sgl_kernel_ext::attend", lambda q, *_: torch.empty_like(q))

@@ -1,0 +1,147 @@
+"""Real servers: started on a free port in their own session, stopped by SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+import requests
+
+import sglang_ced
+from sglang_ced.engine.offline import OfflineEngine
+
+READY_SECONDS = 240
+STOP_SECONDS = 60
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything below this folder is marked `server`."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.server)
+
+
+class Server:
+    """One launch of SGLang with `arguments` after the model path."""
+
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        arguments: Sequence[str] = (),
+        command: Sequence[str] = (sys.executable, "-m", "sglang.launch_server"),
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.log, self.port = log, _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        words = [*command, "--model-path", str(model), "--port", str(self.port), *arguments]
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                words, stdout=out, stderr=subprocess.STDOUT, env=os.environ | (env or {}), start_new_session=True
+            )
+
+    def wait_ready(self) -> Server:
+        """Return once the server answers requests. Fails with the end of its log if it does not."""
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if "The server is fired up and ready to roll!" in self.output():
+                return self
+            time.sleep(0.5)
+        pytest.fail(f"the server did not start:\n{self.output()[-4000:]}")
+
+    def wait_exit(self) -> int:
+        """Exit code of a launch that is expected to stop by itself."""
+        try:
+            return self.process.wait(READY_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            pytest.fail(f"the launch went on:\n{self.output()[-4000:]}")
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def stop(self) -> list[str]:
+        """Stop by SIGTERM; the processes of this server that are still there after a while, which are then killed."""
+        members = _session(self.process.pid)
+        self.process.send_signal(signal.SIGTERM)
+        _, left = psutil.wait_procs(members, timeout=STOP_SECONDS)
+        names = [" ".join(process.cmdline()) or process.name() for process in left if process.is_running()]
+        for process in left:
+            process.kill()
+        self.process.wait(STOP_SECONDS)
+        return names
+
+    def post(self, path: str, **body: object) -> requests.Response:
+        return requests.post(self.url + path, json=body, timeout=300)
+
+    def generate(self, prompt: Sequence[int], new: int, **more: object) -> dict:
+        """Greedy `/generate` of token ids, not stopped by EOS."""
+        sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
+        answer = self.post("/generate", input_ids=list(prompt), sampling_params=sampling, **more)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _session(leader: int) -> list[psutil.Process]:
+    """Every process of the session that `leader` leads."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The checkpoint that comes with the package."""
+    return Path(sglang_ced.__file__).parent / "assets" / "ced-toy"
+
+
+@pytest.fixture(scope="session")
+def offline(model: Path) -> OfflineEngine:
+    """The same checkpoint without a server: what its answers must equal, token by token."""
+    return OfflineEngine.from_pretrained(model, max_tokens=16384)
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for the tests of one module, launched as the module's LAUNCH says."""
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    server = Server(model, log, **getattr(request.module, "LAUNCH", {}))
+    try:
+        yield server.wait_ready()
+    finally:
+        if server.process.poll() is None:
+            server.stop()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Launch a model that must not start: (exit code, output)."""
+
+    def run(model: Path, *arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+        server = Server(model, tmp_path / "log.txt", arguments, env=env)
+        return server.wait_exit(), server.output()
+
+    return run
