@@ -1,7 +1,7 @@
 """Sphinx settings. Build with `make docs`; the pages come out in build/docs."""
 
+import importlib.metadata
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 project = "sglang-ced"
 author = "the sglang-ced authors"
 copyright = f"2026, {author}"
-release = version("sglang-ced")
+release = importlib.metadata.version("sglang-ced")
 
 extensions = ["myst_parser", "tables"]
 myst_enable_extensions = ["deflist"]

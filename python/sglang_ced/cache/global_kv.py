@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +20,8 @@ class GlobalKv:
         self.layout, self.num_kv_slots = layout, num_kv_slots
         rows = {source: -(-num_kv_slots // layout.ratio(source)) for source in layout.sources}
         kv, index = layout.global_record.nbytes, layout.index_record.nbytes
-        self.kv = {s: torch.zeros(n, kv, dtype=torch.uint8, device=device) for s, n in rows.items()}
-        self.index = {s: torch.zeros(n, index, dtype=torch.uint8, device=device) for s, n in rows.items()}
+        self.kv = {s: _zeros(n, kv, device) for s, n in rows.items()}
+        self.index = {s: _zeros(n, index, device) for s, n in rows.items()}
 
     @property
     def nbytes(self) -> int:
@@ -30,3 +31,10 @@ class GlobalKv:
         """Store groups (pool rows int64 [G]) of one source: rotated latents [G, head_dim], keys [G, index_head_dim]."""
         self.kv[source][groups] = self.layout.global_record.encode(latents)
         self.index[source][groups] = self.layout.index_record.encode(index_keys)
+
+
+def _zeros(rows: int, nbytes: int, device: str | torch.device) -> Tensor:
+    """uint8 [rows, nbytes]. On a CPU, numpy's zeros take memory page by page as it is written; torch's take all at once."""
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(np.zeros((rows, nbytes), dtype=np.uint8))
+    return torch.zeros(rows, nbytes, dtype=torch.uint8, device=device)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Replay = Literal["exact", "bounded"]
+MODES = ("exact", "bounded", "encoder")
+Replay = Literal["exact", "bounded", "encoder"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ def plan_replay(
     exact: the warm answer equals the cold one. A window layer sees W - 1 tokens back, so the last decoder layer
     depends on (E + D)(W - 1) earlier rows through the encoder, and the decoder layers among themselves on D(W - 1).
     bounded: the encoder replays the last W cached rows; the decoder runs the last W rows of the prompt.
+    encoder: bounded in the encoder only; the decoder runs every row that the encoder does.
     """
     if not 0 <= hit < max(prompt, 1):
         raise ValueError(f"a hit of {hit} tokens leaves no row of a prompt of {prompt} to compute")
@@ -43,4 +45,6 @@ def plan_replay(
         start = max(0, hit - (encoder_layers + decoder_layers) * (window - 1))
         return ReplayPlan(start, max(0, hit - decoder_layers * (window - 1)))
     start = max(0, hit - window)
+    if mode == "encoder":
+        return ReplayPlan(start, start)
     return ReplayPlan(start, max(start, min(prompt - window, outputs_from)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from sglang_ced.cache.global_kv import GlobalKv
 from sglang_ced.cache.layout import PENDING_RING, CacheLayout
 from sglang_ced.cache.pending import PendingPairs
-from sglang_ced.cache.replay import Replay, plan_replay
+from sglang_ced.cache.replay import MODES, Replay, plan_replay
 from sglang_ced.cache.stats import ReplayStats
 from sglang_ced.cache.step import Placed, Span, Step, StepShape, build_step
 from sglang_ced.cache.window import WindowRing
@@ -51,8 +51,8 @@ class CacheState:
             raise ValueError(
                 f"page size {page_size}: must be a multiple of {config.max_ratio}, so that no hit splits a pair"
             )
-        if replay not in ("exact", "bounded"):
-            raise ValueError(f"replay: {replay!r} is neither 'exact' nor 'bounded'")
+        if replay not in MODES:
+            raise ValueError(f"replay: {replay!r} is not one of {', '.join(MODES)}")
         self.config, self.replay, self.page_size = config, replay, page_size
         self.layout = CacheLayout(config)
         self.global_kv = GlobalKv(self.layout, num_kv_slots, device)

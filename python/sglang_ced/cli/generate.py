@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from sglang_ced.cache.replay import MODES
 from sglang_ced.cli.models import DEFAULT, bundled_path
 from sglang_ced.engine.offline import OfflineEngine
 
@@ -25,7 +26,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="DIR", help=f"checkpoint directory (default: the bundled {DEFAULT})")
     parser.add_argument("--kernels", choices=("auto", "reference"), help="default: $CED_KERNELS, else auto")
     parser.add_argument(
-        "--replay", choices=("exact", "bounded"), default="exact", help="how windows are rebuilt (default: exact)"
+        "--replay", choices=MODES, default="exact", help="how windows are rebuilt after a hit (default: exact)"
     )
 
 

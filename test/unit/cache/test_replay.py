@@ -63,6 +63,12 @@ def test_bounded_replay_decodes_every_row_whose_output_is_wanted(hit: int, new: 
     assert plan.decoder_start <= min(hit + wanted, prompt - 1)
 
 
+@given(hit=st.integers(0, 600), new=st.integers(1, 600))
+def test_encoder_replay_alone_trims_no_decoder_row(hit: int, new: int) -> None:
+    plan = plan_replay("encoder", hit, hit + new, hit + new - 1, 128, 20, 20)
+    assert plan.start == plan.decoder_start == plan_replay("bounded", hit, hit + new, hit + new - 1, 128, 20, 20).start
+
+
 @given(prompt=st.integers(1, 16))
 def test_a_cold_prompt_within_the_window_is_not_trimmed(prompt: int) -> None:
     plan = plan_replay("bounded", 0, prompt, prompt - 1, 16, 20, 20)

@@ -108,7 +108,7 @@ works = st.lists(
 )
 
 
-@pytest.mark.parametrize("replay", ["exact", "bounded"])
+@pytest.mark.parametrize("replay", ["exact", "bounded", "encoder"])
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(work=works)
 def test_every_row_reads_its_own_window_whatever_the_schedule(config: CedConfig, replay: str, work: list) -> None:
