@@ -21,8 +21,9 @@ class PendingPairs:
 
     def check(self, plan: PairPlan) -> None:
         """Raise StaleRowError unless every half that this step completes was left by its own request."""
-        if bool((self.tags[plan.prior_rows] != plan.prior_tags).any()):
-            raise StaleRowError("pending pair: the first half of a pair was not left by this request")
+        wrong = int((self.tags[plan.prior_rows] != plan.prior_tags).sum())
+        if wrong:
+            raise StaleRowError(f"pending pair: {wrong} first halves were not left by their request", rows=wrong)
 
     def exchange(self, source: int, plan: PairPlan, kv_gate: Tensor) -> Tensor:
         """Keep unpaired halves and give whole pairs: float32 [rows, 2, D] (kv, gate) -> [pairs, 2 tokens, 2, D]."""

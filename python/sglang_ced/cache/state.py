@@ -14,7 +14,7 @@ from sglang_ced.cache.pending import PendingPairs
 from sglang_ced.cache.replay import MODES, Replay, plan_replay
 from sglang_ced.cache.stats import ReplayStats
 from sglang_ced.cache.step import Placed, Span, Step, StepShape, build_step
-from sglang_ced.cache.window import WindowRing
+from sglang_ced.cache.window import StaleRowError, WindowRing
 from sglang_ced.config import CedConfig
 
 
@@ -35,6 +35,7 @@ class CacheState:
     """Global KV pool, window ring and pending halves, with the host-side record of each request slot.
 
     num_kv_slots: token slots of the pool (a multiple of page_size). num_request_slots: rows of the slot table.
+    strict: a stale row raises; else it is counted (`stats.stale_rows`) and its request's windows are rebuilt by replay.
     Raises ValueError for an odd page size: both tokens of a pair must share a page.
     """
 
@@ -46,6 +47,7 @@ class CacheState:
         device: str | torch.device = "cpu",
         replay: Replay = "exact",
         page_size: int = 64,
+        strict: bool = True,
     ) -> None:
         if page_size % config.max_ratio:
             raise ValueError(
@@ -53,7 +55,7 @@ class CacheState:
             )
         if replay not in MODES:
             raise ValueError(f"replay: {replay!r} is not one of {', '.join(MODES)}")
-        self.config, self.replay, self.page_size = config, replay, page_size
+        self.config, self.replay, self.page_size, self.strict = config, replay, page_size, strict
         self.layout = CacheLayout(config)
         self.global_kv = GlobalKv(self.layout, num_kv_slots, device)
         self.window = WindowRing(self.layout, num_request_slots, device)
@@ -72,14 +74,29 @@ class CacheState:
     def plan(self, spans: Sequence[Span], slot_table: Tensor) -> Step:
         """Decide replay rows of every span and lay out the step. slot_table int [request slots, max context].
 
-        Raises StaleRowError if a ring row to be read is not its request's own (see `WindowRing.check`).
+        Raises StaleRowError if a ring row to be read is not its request's own and the state is strict.
         """
-        step = build_step([self._place(span) for span in spans], slot_table, self._shape)
+        step = self._build(spans, slot_table)
+        try:
+            self._check(step)
+        except StaleRowError as error:
+            if self.strict:
+                raise
+            self.stats.stale_rows += error.rows
+            for span in spans:
+                self.slots[span.slot] = SlotRecord()
+            step = self._build(spans, slot_table)
+            self._check(step)
+        return step
+
+    def _build(self, spans: Sequence[Span], slot_table: Tensor) -> Step:
+        return build_step([self._place(span) for span in spans], slot_table, self._shape)
+
+    def _check(self, step: Step) -> None:
         self.window.check(0, step.encoder)
         self.window.check(1, step.decoder)
         if step.pairs is not None:
             self.pending.check(step.pairs)
-        return step
 
     def commit(self, step: Step) -> None:
         """Note what a finished forward left in the rings."""

@@ -14,7 +14,8 @@ class ReplayStats:
     rows: rows that ran; new_rows of them wrote global KV, replay_rows rebuilt windows. decoder_rows: rows that went
     on into the decoder layers; trimmed_rows did not. hits: requests that began on cached tokens; hit_tokens: how
     many. layer_rows: rows times layers; replay_layer_rows: the part of replay rows. ring_rows_read: window rows of
-    earlier steps, each with its tag checked.
+    earlier steps, each with its tag checked;
+    stale_rows of them were not the request's own.
     """
 
     forwards: int = 0
@@ -28,6 +29,7 @@ class ReplayStats:
     layer_rows: int = 0
     replay_layer_rows: int = 0
     ring_rows_read: int = 0
+    stale_rows: int = 0
 
     @classmethod
     def of(cls, step: Step, encoder_layers: int, decoder_layers: int) -> ReplayStats:

@@ -14,7 +14,11 @@ from sglang_ced.cache.step import HalfPlan
 
 
 class StaleRowError(RuntimeError):
-    """A ring or pending row was read that its request did not write."""
+    """Ring or pending rows were to be read that their request did not write; `rows` of them."""
+
+    def __init__(self, message: str, rows: int) -> None:
+        super().__init__(message)
+        self.rows = rows
 
 
 class WindowRing:
@@ -37,7 +41,8 @@ class WindowRing:
             where = int(wrong.nonzero()[0])
             raise StaleRowError(
                 f"window ring: {int(wrong.sum())} stale rows, first at ring row {int(plan.prior_rows[where])}: "
-                f"wanted tag {int(plan.prior_tags[where])}, found {int(self.tags[half, plan.prior_rows[where]])}"
+                f"wanted tag {int(plan.prior_tags[where])}, found {int(self.tags[half, plan.prior_rows[where]])}",
+                rows=int(wrong.sum()),
             )
 
     def exchange(self, layer: int, plan: HalfPlan, kv: Tensor) -> Tensor:

@@ -138,6 +138,17 @@ def test_a_forged_hit_without_its_window_is_refused(config: CedConfig) -> None:
         driver.run({0: 1})
 
 
+def test_a_stale_window_is_counted_and_rebuilt_where_the_server_must_go_on(config: CedConfig) -> None:
+    state = CacheState(config, SLOTS * CONTEXT, SLOTS, page_size=2, strict=False)
+    driver = Driver(state)
+    driver.admit(0, 0, 40)
+    driver.run({0: 40})
+    state.window.tags[0] -= 1
+    step = driver.run({0: 1})
+    assert (state.stats.stale_rows, step.num_replay_rows) == (15, 40)
+    assert driver.run({0: 1}).num_replay_rows == 0
+
+
 def test_a_row_of_another_request_is_refused(config: CedConfig) -> None:
     """The same slot and position, written by the slot's previous owner, is stale."""
     driver = Driver(CacheState(config, SLOTS * CONTEXT, SLOTS, page_size=2))
