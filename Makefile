@@ -105,6 +105,10 @@ format: setup  ## Format all sources in place.
 bench: setup  ## Time the kernels.
 	@$(BIN)/pytest benchmark/kernels --benchmark-only $(ARGS)
 
+.PHONY: bench-replay
+bench-replay: setup  ## Measure bounded replay against exact (QUICK=1: under a minute).
+	@$(BIN)/python benchmark/serving/replay.py
+
 .PHONY: test-accuracy
 test-accuracy:  ## Not there yet: the accuracy suite comes with a later release.
 	@echo "The accuracy suite is not part of this release; it comes with a later one. Nothing was checked." >&2

@@ -30,6 +30,7 @@ from sglang_ced.config import CedConfig
 from sglang_ced.engine.offline import OfflineEngine
 
 CONFIG = Path(__file__).with_name("bench40.json")
+GOLDEN = Path(__file__).parents[2] / "test" / "golden" / "data"
 PAGE, NEW, MIXED_CHUNK, DECODE_BATCH, HITS = 64, 64, 64, 4, 8
 
 
@@ -135,6 +136,29 @@ def measure(bench: Bench) -> dict[str, Any]:
     return out
 
 
+def difference(model: Path, prompts: int = 16) -> dict[str, float]:
+    """Bounded against exact on one checkpoint: KL of the next-token distribution (nats) and top-1 agreement."""
+    checkpoint = Checkpoint.open(model)
+    window, out = checkpoint.config.sliding_window, {}
+    for name, hit in (("cold", 0), ("hit", 4 * window)):
+        rows = {}
+        for replay in ("exact", "bounded"):
+            engine, rows[replay] = OfflineEngine(checkpoint, page_size=2, max_tokens=16384, replay=replay), []
+            for seed in range(prompts):
+                prompt = ids(6 * window, seed)
+                first = engine.start(prompt)
+                engine.step([(first, max(hit, 1))])
+                request = engine.start(prompt, prefix_of=first, hit=hit)
+                rows[replay].append(engine.prefill(request)[-1])
+                engine.finish(first)
+                engine.finish(request)
+        exact, bounded = (torch.stack(rows[replay]) for replay in ("exact", "bounded"))
+        log_exact, log_bounded = exact.double().log_softmax(-1), bounded.double().log_softmax(-1)
+        out[f"kl_{name}"] = round(float((log_exact.exp() * (log_exact - log_bounded)).sum(-1).mean()), 4)
+        out[f"top1_{name}"] = float((exact.argmax(-1) == bounded.argmax(-1)).float().mean())
+    return out
+
+
 def bound(config: CedConfig, length: int) -> float:
     """Largest possible ratio for a cold prompt if every layer costs the same per row."""
     encoder, decoder, window = config.num_encoder_layers, config.num_decoder_layers, config.sliding_window
@@ -156,6 +180,9 @@ def main() -> None:
         write_random_checkpoint(model, raw, seed=0, tokenizer_from=bundled_path("ced-toy"))
         bench = Bench(Checkpoint.open(model), scale=8 if args.quick else 1)
         out = measure(bench)
+    for name in ("toy8", "toy8_bf16"):
+        out[name] = difference(GOLDEN / name / "model")
+        print(f"bounded against exact, random weights {name}: {out[name]}", flush=True)
     config = bench.checkpoint.config
     out |= bytes_of(config)
     print(

@@ -63,11 +63,26 @@ class Numerics:
         return sum(parts, torch.zeros((), device=x.device))
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Bounded replay (docs/explanation/replay.md), for rows at or above a floor: they see no window key below it.
+
+    encoder, decoder: floors of the two halves. hit: tokens whose global KV is taken from `cached`, the state after a
+    forward over (at least) them.
+    """
+
+    encoder: int = 0
+    decoder: int = 0
+    hit: int = 0
+    cached: Shared | None = None
+
+
 @dataclass
 class Shared:
     """What layers hand to later layers of the same forward, by source layer. `ids` [B, T]."""
 
     ids: Tensor
+    bounds: Bounds = Bounds()
     latents: dict[int, Tensor] = field(default_factory=dict)  # [B, G, head_dim], rotated and fp4-rounded
     index_keys: dict[int, Tensor] = field(default_factory=dict)  # [B, G, index_head_dim]
     selected: dict[int, Tensor] = field(default_factory=dict)  # [B, T, k] group ids, ascending, -1 = none
@@ -339,8 +354,10 @@ class Attention(nn.Module):
         q = rotate(self.wq_b(q_lora).unflatten(-1, (c.num_attention_heads, c.head_dim)), positions, freq)
         kv = num.quant(formats.fake_quant_e4m3, rotate(self.kv_norm(self.wkv(x)), positions, freq))
 
-        window = positions[:, None] - c.sliding_window + 1
-        window = window.clamp_min(0) + torch.arange(c.sliding_window, device=x.device)
+        floor = shared.bounds.decoder if self.plan.is_decoder else shared.bounds.encoder
+        lowest = torch.where(positions >= floor, floor, 0)
+        window = torch.maximum(positions - c.sliding_window + 1, lowest)[:, None]
+        window = window + torch.arange(c.sliding_window, device=x.device)
         mask = (window <= positions[:, None]).expand(x.shape[0], -1, -1)
         keys = kv[:, window.clamp_max(tokens - 1)]
         if self.plan.ratio:
@@ -360,8 +377,13 @@ class Attention(nn.Module):
         if plan.owns_kv:
             latents = self.compressor(x)
             first = torch.arange(latents.shape[1], device=x.device) * plan.ratio
-            shared.index_keys[plan.index] = self.indexer.keys(latents, first, freq)
-            shared.latents[plan.index] = self.numerics.quant(formats.fake_quant_e2m1_e4m3, rotate(latents, first, freq))
+            index_keys = self.indexer.keys(latents, first, freq)
+            latents = self.numerics.quant(formats.fake_quant_e2m1_e4m3, rotate(latents, first, freq))
+            if shared.bounds.cached is not None:
+                old, kept = shared.bounds.cached, shared.bounds.hit // plan.ratio
+                latents = torch.cat((old.latents[plan.index][:, :kept], latents[:, kept:]), 1)
+                index_keys = torch.cat((old.index_keys[plan.index][:, :kept], index_keys[:, kept:]), 1)
+            shared.latents[plan.index], shared.index_keys[plan.index] = latents, index_keys
         if plan.owns_selection:
             keys = shared.index_keys[kv_source]
             visible = (positions + 1) // plan.ratio
@@ -559,12 +581,14 @@ class Reference(nn.Module):
         self.load_state_dict(renamed)
         self.requires_grad_(False)
 
-    def start(self, ids: Tensor, trace: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor, Shared]:
+    def start(
+        self, ids: Tensor, trace: dict[str, Tensor] | None = None, bounds: Bounds | None = None
+    ) -> tuple[Tensor, Tensor, Shared]:
         """Streams, first pre_mix (stream 0) and the shared state, before layer 0."""
         h = self.embed(ids).to(self.numerics.storage)
         streams = h.unsqueeze(2).repeat(1, 1, self.config.hc_mult, 1)
         pre_mix = F.one_hot(torch.zeros_like(ids), self.config.hc_mult).float()
-        return streams, pre_mix, Shared(ids, trace=trace)
+        return streams, pre_mix, Shared(ids, bounds or Bounds(), trace=trace)
 
     def engram(self, layer: int, streams: Tensor, shared: Shared) -> Tensor:
         """The n-gram layer before block `layer`, or the streams as they are."""
@@ -580,14 +604,21 @@ class Reference(nn.Module):
         shared.note("final_norm", final)
         return self.numerics.matmul(final, self.head.weight)
 
-    def forward(self, ids: Tensor, trace: dict[str, Tensor] | None = None) -> Tensor:
-        streams, pre_mix, shared = self.start(ids, trace)
+    def forward(self, ids: Tensor, trace: dict[str, Tensor] | None = None, bounds: Bounds | None = None) -> Tensor:
+        """Logits; `trace` collects what layers note, `bounds` restricts windows as bounded replay does."""
+        return self.run(ids, trace, bounds)[0]
+
+    def run(
+        self, ids: Tensor, trace: dict[str, Tensor] | None = None, bounds: Bounds | None = None
+    ) -> tuple[Tensor, Shared]:
+        """The same, with the state that layers shared."""
+        streams, pre_mix, shared = self.start(ids, trace, bounds)
         for layer, block in enumerate(self.layers):
             streams = self.engram(layer, streams, shared)
             streams, pre_mix = block(streams, pre_mix, shared)
             shared.note(f"layer{layer}_out", streams)
             shared.note(f"layer{layer}_pre_mix", pre_mix)
-        return self.finish(streams, pre_mix, shared)
+        return self.finish(streams, pre_mix, shared), shared
 
 
 def published_name(name: str) -> str:

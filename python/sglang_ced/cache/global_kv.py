@@ -34,7 +34,7 @@ class GlobalKv:
 
 
 def _zeros(rows: int, nbytes: int, device: str | torch.device) -> Tensor:
-    """uint8 [rows, nbytes]. On a CPU, numpy's zeros take memory as it is written, page by page; torch's take it at once."""
+    """uint8 [rows, nbytes]. On a CPU, numpy's zeros take memory as it is written, page by page."""
     if torch.device(device).type == "cpu":
         return torch.from_numpy(np.zeros((rows, nbytes), dtype=np.uint8))
     return torch.zeros(rows, nbytes, dtype=torch.uint8, device=device)
