@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
 from sglang_ced.cache.step import Span, Step
+from sglang_ced.plugin import metrics
+from sglang_ced.plugin.metrics import ReplayMetrics
 from sglang_ced.plugin.tokens import RequestTokens, requests_of
 
 
@@ -77,6 +80,11 @@ class CedAttentionBackend(AttentionBackend):
         self.req_to_token_pool = runner.req_to_token_pool
         self.state = runner.token_to_kv_pool.state
         self.forward_metadata: ForwardPlan | None = None
+
+    @cached_property
+    def metrics(self) -> ReplayMetrics:
+        """Made at the first forward, when SGLang's own metrics are there."""
+        return ReplayMetrics(self.state, metrics.labels())
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan the batch that the model runs next."""

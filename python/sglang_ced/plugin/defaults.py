@@ -13,7 +13,7 @@ from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.config import CedConfig
 from sglang_ced.plugin import claim, memory, requests, seams
 from sglang_ced.plugin.errors import PluginError
-from sglang_ced.plugin.flags import options_of
+from sglang_ced.plugin.flags import options_of, replay_of
 from sglang_ced.plugin.register import NAME, require_registered
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,11 @@ def apply(server_args: Any) -> None:
             setattr(server_args, default.name, default.value)
     if server_args.max_total_tokens is None and server_args.mem_fraction_static is None:
         server_args.max_total_tokens = token_cap(config, server_args)
-    logger.info("sglang-ced: %s", options)
+    mode = replay_of(server_args)  # before SGLang's own replay, which is CUDA's, is switched off below
+    server_args.enable_encoder_swa_bounded_replay = False
+    if server_args.enable_decoder_swa_bounded_replay:
+        server_args.enable_decoder_swa_bounded_replay = None
+    logger.info("sglang-ced: replay %s, window %d, %s", mode, config.sliding_window, options)
 
 
 def token_cap(config: CedConfig, server_args: Any) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from sglang_ced.cache.replay import Replay
 from sglang_ced.plugin.errors import PluginError
 
 
@@ -21,11 +22,12 @@ class Options:
     """Values of our flags."""
 
     swa_bounded_replay: bool = field(
-        default=False,
+        default=True,
         metadata={
             "env": "CED_SWA_BOUNDED_REPLAY",
-            "help": "After a cache hit, rebuild window KV from the last window of tokens instead of exactly "
-            "(default: exact).",
+            "help": "After a cache hit, rebuild window KV from the last window of cached tokens, and run decoder layers "
+            "for the last window of a prompt only; --no-swa-bounded-replay computes all that an exact answer needs "
+            "(default: bounded).",
         },
     )
     ced_kernels: str = field(
@@ -34,6 +36,14 @@ class Options:
             "env": "CED_KERNELS",
             "choices": ("auto", "reference"),
             "help": "Kernels: the fastest for this machine, or the PyTorch references alone (default: auto).",
+        },
+    )
+    ced_strict: bool = field(
+        default=False,
+        metadata={
+            "env": "CED_STRICT",
+            "help": "Stop the server at a window row that is not its request's own, for tests; else such rows are "
+            "counted and the window is rebuilt (default: off).",
         },
     )
 
@@ -100,3 +110,13 @@ def _around_from_cli_args(original: Callable[..., Any], cls: type, args: argpars
 def options_of(server_args: Any) -> Options:
     """The options of a launch, in any process."""
     return Options.from_environment(**(getattr(server_args, "_ced", None) or {}))
+
+
+def replay_of(server_args: Any) -> Replay:
+    """How windows are rebuilt in this launch, in any process.
+
+    SGLang's `--no-enable-decoder-swa-bounded-replay` leaves the decoder untrimmed.
+    """
+    if not options_of(server_args).swa_bounded_replay:
+        return "exact"
+    return "encoder" if server_args.enable_decoder_swa_bounded_replay is False else "bounded"

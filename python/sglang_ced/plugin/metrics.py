@@ -7,6 +7,7 @@ through the same directory; prometheus_client must therefore not be imported bef
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -31,7 +32,22 @@ COUNTERS = {
     "layer_rows": "Rows times layers run.",
     "replay_layer_rows": "The part of layer_rows that replay took.",
     "ring_rows_read": "Window rows of earlier forwards read, each with its owner checked.",
+    "stale_rows": "Window rows that were not their request's own; each such window was rebuilt. Should stay 0.",
 }
+STALE_WARNING_SECONDS = 60.0
+
+_labels: dict[str, str] | None = None
+
+
+def after_reporter_init(_result: None, reporter: Any) -> None:
+    """Note the labels of SGLang's scheduler metrics, which exist with --enable-metrics only."""
+    global _labels
+    _labels = None if reporter.metrics_collector is None else dict(reporter.metrics_collector.labels)
+
+
+def labels() -> dict[str, str] | None:
+    """Labels of this process's metrics; None = no metrics."""
+    return _labels
 
 
 @dataclass(frozen=True)
@@ -73,9 +89,13 @@ class ReplayMetrics:
         self._exporters = None if labels is None else _Exporters.make(labels)
         layers = state.config.num_hidden_layers
         self._window_bytes_per_row = layers * state.layout.window_record.nbytes
+        self._warned, self._stale_warned = -STALE_WARNING_SECONDS, 0
 
     def after_forward(self, prefill: bool) -> None:
-        """Call once after every forward; `prefill` batches get a log line."""
+        """Call once after every forward; `prefill` batches, mixed ones too, get a log line.
+
+        SGLang logs its own line of a batch later, when it has handled the result.
+        """
         now = self._state.stats
         added = ReplayStats(**{f.name: getattr(now, f.name) - getattr(self._before, f.name) for f in fields(now)})
         self._before = replace(now)
@@ -83,11 +103,24 @@ class ReplayMetrics:
             self._export(self._exporters, added)
         if prefill:
             logger.info(
-                "Replay batch, #hit: %d, #hit-token: %d, #replay-row: %d, #new-row: %d, #decoder-row: %d, "
+                "Prefill replay, #hit: %d, #hit-token: %d, #replay-row: %d, #new-row: %d, #decoder-row: %d, "
                 "#trimmed-row: %d, replay share: %.2f, ring usage: %.2f",
                 added.hits, added.hit_tokens, added.replay_rows, added.new_rows, added.decoder_rows, added.trimmed_rows,
                 added.replay_share, self._state.ring_occupancy,
             )  # fmt: skip
+        if now.stale_rows > self._stale_warned:
+            self._warn(now.stale_rows)
+
+    def _warn(self, stale_rows: int) -> None:
+        """At most once a minute; what comes in between is in the next warning."""
+        moment = time.monotonic()
+        if moment - self._warned >= STALE_WARNING_SECONDS:
+            logger.warning(
+                "sglang-ced: %d window rows were not their request's own; those windows were rebuilt. This is a fault: "
+                "please report it with the launch command",
+                stale_rows - self._stale_warned,
+            )
+            self._warned, self._stale_warned = moment, stale_rows
 
     def _export(self, exporters: _Exporters, added: ReplayStats) -> None:
         for name, counter in exporters.counters.items():

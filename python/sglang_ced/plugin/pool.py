@@ -65,8 +65,9 @@ class CedKVPool(MHATokenToKVPool):
             num_kv_slots=self.size + self.page_size,
             num_request_slots=(get_schedule().max_running_requests or 1) + 1,
             device=self.device,
-            replay="bounded" if served.options.swa_bounded_replay else "exact",
+            replay=served.replay,
             page_size=self.page_size,
+            strict=served.options.ced_strict,
         )
         keys, index = self.state.global_kv.kv, self.state.global_kv.index
         self.k_buffer = [keys[layer] for layer in sorted(keys)]

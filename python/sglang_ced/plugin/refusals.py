@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_ced.plugin import claim
 from sglang_ced.plugin.errors import PluginError
+from sglang_ced.plugin.flags import options_of
 from sglang_ced.plugin.register import NAME, has_accelerator, is_active
 
 Raw = Mapping[str, Any]
@@ -43,13 +44,17 @@ def _none_of(*served: Any) -> Callable[[Any, Raw], bool]:
     return lambda value, _: value is not None and value not in served
 
 
+def _unlike_ours(value: Any, raw: Raw) -> bool:
+    return bool(value) and not raw["swa_bounded_replay"]
+
+
 _ONE_PROCESS = "a checkpoint is served by one process; leave it out"
 _DRAFT = "the draft stages are not built yet; leave it out"
 _NO_TIER = "the KV pool has no second tier; leave it out"
 _OWN_KERNELS = "the kernels are those of sglang-ced; choose with --ced-kernels"
 _OWN_FORMAT = "weights are served in the format of the checkpoint; leave it out"
 _TEXT = "only text generation is served; leave it out"
-_OWN_REPLAY = "SGLang's own replay serves its CUDA model; use --swa-bounded-replay"
+_EXACT = "--no-swa-bounded-replay asks for exact answers; leave one of the two out"
 
 REFUSALS: tuple[Refusal, ...] = (
     # -- parallelism
@@ -108,8 +113,8 @@ REFUSALS: tuple[Refusal, ...] = (
         )
     ),
     Refusal("prefill_only_disable_kv_cache", _given, "encoder layers hand over through the KV pool; leave it out"),
-    Refusal("enable_encoder_swa_bounded_replay", _given, _OWN_REPLAY),
-    Refusal("enable_decoder_swa_bounded_replay", _given, _OWN_REPLAY),
+    Refusal("enable_encoder_swa_bounded_replay", _unlike_ours, _EXACT),
+    Refusal("enable_decoder_swa_bounded_replay", _unlike_ours, _EXACT),
     # -- weights
     Refusal(
         "load_format",
@@ -165,7 +170,7 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def check(raw: Raw) -> None:
-    """Raise PluginError listing every refused option of `raw`, all server arguments by field name."""
+    """Raise PluginError listing every refused option of `raw`: all server arguments and our options, by field name."""
     found = [refusal.message(raw) for refusal in REFUSALS if refusal.when(raw[refusal.field], raw)]
     if found:
         raise PluginError("sglang-ced does not support\n" + "\n".join(f"  {line}" for line in found))
@@ -174,7 +179,7 @@ def check(raw: Raw) -> None:
 def before_resolution(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Wrapper of the first resolution step (arg_groups/pipeline.py:47)."""
     if is_active() and claim.is_ours(server_args.model_path):
-        check(server_args._raw_input)
+        check(server_args._raw_input | asdict(options_of(server_args)))
         if has_accelerator():
             raise PluginError(
                 f"--attention-backend {NAME}: this version of sglang-ced computes on the CPU, and SGLang would mix it "

@@ -115,6 +115,13 @@ SEAMS = (
         "logprob_start_len")),
     Seam("managers.schedule_batch:ScheduleBatch", WORKER, "which rows decode",
          members=("reqs", "decoding_reqs", "forward_mode")),
+    # -- metrics
+    Seam("managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter.__post_init__", WORKER,
+         "labels of SGLang's metrics", ("self",), hooked=True),
+    Seam("managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter", WORKER,
+         "labels of SGLang's metrics", members=("metrics_collector",)),
+    Seam("observability.metrics_collector:SchedulerMetricsCollector", WORKER, "labels of SGLang's metrics",
+         members=("labels",)),
     # -- pools
     Seam(f"{_SIZES}:create_memory_pool_configurator", WORKER, "true sizes", ("kvc",), hooked=True),
     Seam(f"{_SIZES}:DefaultPoolConfigurator.calculate_pool_sizes", WORKER, "true sizes",

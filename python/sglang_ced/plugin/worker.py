@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from sglang_ced.cache.layout import CacheLayout
+from sglang_ced.cache.replay import Replay
 from sglang_ced.config import CedConfig
 from sglang_ced.plugin import seams
 from sglang_ced.plugin.errors import PluginError
@@ -26,6 +27,7 @@ class Worker:
     config: CedConfig
     layout: CacheLayout
     options: Options
+    replay: Replay
 
 
 _worker: Worker | None = None
@@ -43,14 +45,14 @@ def current() -> Worker:
     return _worker
 
 
-def attach(config: CedConfig, options: Options) -> Worker:
-    """Register the attention backend and hook pool sizing and batch construction. Once per process."""
+def attach(config: CedConfig, options: Options, replay: Replay) -> Worker:
+    """Register the attention backend and hook pool sizing, batch construction and metrics. Once per process."""
     global _worker
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
-    from sglang_ced.plugin import pool, tokens
+    from sglang_ced.plugin import metrics, pool, tokens
 
-    _worker = Worker(config=config, layout=CacheLayout(config), options=options)
+    _worker = Worker(config=config, layout=CacheLayout(config), options=options, replay=replay)
     register_attention_backend(NAME)(_create_backend)
     seams.apply_hooks(
         {
@@ -61,6 +63,10 @@ def attach(config: CedConfig, options: Options) -> Worker:
             "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": (
                 tokens.around_init_new,
                 "AROUND",
+            ),
+            "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.__post_init__": (
+                metrics.after_reporter_init,
+                "AFTER",
             ),
         },
         seams.WORKER,

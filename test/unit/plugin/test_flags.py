@@ -14,31 +14,52 @@ from sglang_ced.plugin.flags import Options
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CED_KERNELS", "CED_SWA_BOUNDED_REPLAY"):
+    for name in ("CED_KERNELS", "CED_STRICT", "CED_SWA_BOUNDED_REPLAY"):
         monkeypatch.delenv(name, raising=False)
 
 
-def parsed(*words: str) -> Options:
+def launched(*words: str, decoder: bool | None = None) -> SimpleNamespace:
+    """Server arguments of a launch; decoder: SGLang's --[no-]enable-decoder-swa-bounded-replay."""
     parser = argparse.ArgumentParser()
     flags.add_to(parser)
-    server_args = SimpleNamespace(_ced=vars(parser.parse_args(words)))
-    return flags.options_of(server_args)
+    return SimpleNamespace(_ced=vars(parser.parse_args(words)), enable_decoder_swa_bounded_replay=decoder)
+
+
+def parsed(*words: str) -> Options:
+    return flags.options_of(launched(*words))
 
 
 def test_defaults() -> None:
-    assert parsed() == Options(swa_bounded_replay=False, ced_kernels="auto")
+    assert parsed() == Options(swa_bounded_replay=True, ced_kernels="auto", ced_strict=False)
     assert flags.options_of(SimpleNamespace()) == Options()
 
 
 def test_command_line() -> None:
     assert parsed("--swa-bounded-replay", "--ced-kernels", "reference") == Options(True, "reference")
+    assert parsed("--no-swa-bounded-replay", "--ced-strict") == Options(False, "auto", True)
 
 
 def test_environment_holds_where_the_command_line_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CED_SWA_BOUNDED_REPLAY", "1")
+    monkeypatch.setenv("CED_SWA_BOUNDED_REPLAY", "0")
     monkeypatch.setenv("CED_KERNELS", "reference")
-    assert parsed() == Options(True, "reference")
-    assert parsed("--no-swa-bounded-replay", "--ced-kernels=auto") == Options(False, "auto")
+    monkeypatch.setenv("CED_STRICT", "1")
+    assert parsed() == Options(False, "reference", True)
+    assert parsed("--swa-bounded-replay", "--ced-kernels=auto", "--no-ced-strict") == Options(True, "auto", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "decoder", "mode"),
+    [
+        ([], None, "bounded"),
+        ([], True, "bounded"),
+        ([], False, "encoder"),
+        (["--swa-bounded-replay"], False, "encoder"),
+        (["--no-swa-bounded-replay"], None, "exact"),
+        (["--no-swa-bounded-replay"], False, "exact"),
+    ],
+)
+def test_replay_mode_follows_our_flag_and_that_of_sglang(words: list[str], decoder: bool | None, mode: str) -> None:
+    assert flags.replay_of(launched(*words, decoder=decoder)) == mode
 
 
 @pytest.mark.parametrize(("name", "value"), [("CED_KERNELS", "fast"), ("CED_SWA_BOUNDED_REPLAY", "yes")])

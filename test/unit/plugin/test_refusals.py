@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -10,9 +11,11 @@ from sglang.srt.server_args import ServerArgs
 
 from sglang_ced.plugin.defaults import DEFAULTS
 from sglang_ced.plugin.errors import PluginError
+from sglang_ced.plugin.flags import Options
 from sglang_ced.plugin.refusals import REFUSALS, check
 
-DEFAULT_ARGUMENTS = {field.name: field.default for field in msgspec.structs.fields(ServerArgs)}
+SGLANG_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(ServerArgs)}
+DEFAULT_ARGUMENTS = SGLANG_DEFAULTS | asdict(Options())
 
 # A value that is refused, by option.
 REFUSED: dict[str, Any] = {
@@ -53,16 +56,22 @@ REFUSED: dict[str, Any] = {
     "dllm_algorithm": "x",
 }
 
+# Options that are refused only beside another.
+BESIDE: dict[str, dict[str, Any]] = {
+    "enable_encoder_swa_bounded_replay": {"swa_bounded_replay": False},
+    "enable_decoder_swa_bounded_replay": {"swa_bounded_replay": False},
+}
+
 
 def test_every_refused_field_is_one_of_sglang() -> None:
-    assert {refusal.field for refusal in REFUSALS} <= DEFAULT_ARGUMENTS.keys()
+    assert {refusal.field for refusal in REFUSALS} <= SGLANG_DEFAULTS.keys()
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.field)
 def test_every_refused_option_says_why(refusal: Any) -> None:
     value = REFUSED.get(refusal.field, True)
     with pytest.raises(PluginError) as caught:
-        check(DEFAULT_ARGUMENTS | {refusal.field: value})
+        check(DEFAULT_ARGUMENTS | BESIDE.get(refusal.field, {}) | {refusal.field: value})
     flag = "--" + refusal.field.replace("_", "-")
     assert f"{flag}{'' if value is True else f' {value}'}: {refusal.why}" in str(caught.value)
 
@@ -89,6 +98,9 @@ def test_all_refused_options_are_listed_at_once() -> None:
         {"kv_cache_dtype": "auto", "dtype": "bfloat16", "load_format": "safetensors"},
         {"return_hidden_states_mode": "full", "enable_fp32_lm_head": True},
         {"max_running_requests": 3, "max_total_tokens": 4096, "disable_radix_cache": True},
+        {"enable_encoder_swa_bounded_replay": True, "enable_decoder_swa_bounded_replay": True},
+        {"enable_decoder_swa_bounded_replay": False},
+        {"swa_bounded_replay": False, "enable_decoder_swa_bounded_replay": False},
     ],
     ids=str,
 )

@@ -17,7 +17,7 @@ from sglang_ced.kernels import registry
 from sglang_ced.model.transformer import Transformer
 from sglang_ced.plugin import worker
 from sglang_ced.plugin.claim import read_config
-from sglang_ced.plugin.flags import options_of
+from sglang_ced.plugin.flags import options_of, replay_of
 from sglang_ced.plugin.register import require_registered
 
 
@@ -57,7 +57,7 @@ class DeepseekV41CedForCausalLM(nn.Module):
         self.checkpoint = Checkpoint.open(path, ced_config)
         options = options_of(server_args)
         registry.activate(options.ced_kernels)
-        worker.attach(ced_config, options)
+        worker.attach(ced_config, options, replay_of(server_args))
         self.logits_processor = LogitsProcessor(config)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -82,6 +82,7 @@ class DeepseekV41CedForCausalLM(nn.Module):
             hidden = torch.empty(0, self.config.hidden_size, dtype=torch.bfloat16)
         else:
             hidden = plan.rows.fill(self.transformer.forward(plan.step, backend.state))
+            backend.metrics.after_forward(prefill=not forward_batch.forward_mode.is_decode())
         return self.logits_processor(input_ids, hidden, self.head, plan.rows.metadata(forward_batch))
 
 

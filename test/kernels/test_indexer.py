@@ -1,0 +1,109 @@
+"""Index scores and choice of groups: the bits of the reference at every CPU level, with ties, NaN and hidden groups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sgl_kernel_ext
+from sglang_ced.formats import Record, fake_quant_e2m1_ue8m0
+from sglang_ced.kernels import cpu, indexer
+
+
+def make_query(make_input, rows: int, heads: int, dim: int, groups: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    q = fake_quant_e2m1_ue8m0(make_input((rows, heads, dim), seed, 2))
+    return q, make_input((rows, heads), seed + 1), Record(dim, "index").encode(make_input((groups, dim), seed + 2, 2))
+
+
+def make_scores(rows: int, groups: int, seed: int) -> tuple[Tensor, Tensor]:
+    """(scores, visible): few distinct values, zeros of both signs, infinities, NaN; groups from `visible` on hidden."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, torch.inf, -torch.inf, torch.nan, 3e-39], dtype=torch.bfloat16)
+    scores = values[torch.randint(0, len(values), (rows, groups), generator=generator)]
+    noise = torch.randn(rows, groups, generator=generator).to(torch.bfloat16)
+    scores = torch.where(torch.rand(rows, groups, generator=generator) < 0.5, noise, scores)
+    visible = torch.randint(0, groups + 1, (rows,), generator=generator)
+    return scores.masked_fill(torch.arange(groups) >= visible[:, None], -torch.inf), visible
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 9),
+    heads=st.integers(1, 9),
+    dim=st.sampled_from([32, 64, 128]),
+    groups=st.integers(0, 100),
+    seed=st.integers(0, 2**31),
+)
+def test_index_scores_equal_reference(every_level, assert_same, make_input, rows, heads, dim, groups, seed) -> None:
+    case = make_query(make_input, rows, heads, dim, groups, seed)
+    expected = indexer.index_scores.reference(*case)
+    for _ in every_level():
+        assert_same(cpu.index_scores(*case), expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.integers(0, 9), groups=st.integers(1, 300), k=st.integers(0, 310), seed=st.integers(0, 2**31))
+def test_top_groups_equal_reference(assert_same, rows, groups, k, seed) -> None:
+    scores, _ = make_scores(rows, groups, seed)
+    assert_same(cpu.top_groups(scores, k), indexer.top_groups.reference(scores, k))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.integers(0, 9),
+    groups=st.integers(1, 300),
+    blocks=st.integers(0, 40),
+    block_size=st.integers(1, 9),
+    seed=st.integers(0, 2**31),
+)
+def test_candidate_groups_equal_reference(assert_same, rows, groups, blocks, block_size, seed) -> None:
+    scores, visible = make_scores(rows, groups, seed)
+    expected = indexer.candidate_groups.reference(scores, visible, blocks, block_size)
+    assert_same(cpu.candidate_groups(scores, visible, blocks, block_size), expected)
+
+
+def test_float32_scores_take_the_reference(assert_same) -> None:
+    scores = torch.randn(3, 50)
+    assert_same(cpu.top_groups(scores, 7), indexer.top_groups.reference(scores, 7))
+
+
+def test_a_row_does_not_depend_on_its_batch(every_level, assert_same, make_input) -> None:
+    q, weights, keys = make_query(make_input, 20, 5, 64, 90, 0)
+    for _ in every_level():
+        whole = cpu.index_scores(q, weights, keys)
+        for rows in (slice(0, 1), slice(7, 9), slice(19, 20)):
+            assert_same(cpu.index_scores(q[rows], weights[rows], keys), whole[rows])
+        assert_same(cpu.index_scores(q, weights, keys[37:41]), whole[:, 37:41])
+
+
+def test_result_does_not_depend_on_threads(every_level, thread_counts, assert_same, make_input) -> None:
+    case = make_query(make_input, 3, 5, 64, 2000, 0)
+    for _ in every_level():
+        expected = cpu.index_scores(*case)
+        for _ in thread_counts():
+            assert_same(cpu.index_scores(*case), expected)
+            assert_same(cpu.top_groups(expected, 70), indexer.top_groups.reference(expected, 70))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda b: sgl_kernel_ext.index_scores(b(2, 3, 32), b(2, 3), torch.zeros(5, 16, dtype=torch.uint8)),
+         ValueError, r"keys must have shape \[5, 17\], got \[5, 16\]"),
+        (lambda b: sgl_kernel_ext.index_scores(b(2, 3, 48), b(2, 3), torch.zeros(5, 25, dtype=torch.uint8)),
+         ValueError, r"multiple of 32, got shape \[2, 3, 48\]"),
+        (lambda b: sgl_kernel_ext.index_scores(b(2, 3, 32), b(2, 3).float(), torch.zeros(5, 17, dtype=torch.uint8)),
+         TypeError, r"weights must be bfloat16, got Float of shape \[2, 3\]"),
+        (lambda b: sgl_kernel_ext.top_groups(b(2, 3).float(), 1),
+         TypeError, r"top_groups: scores must be bfloat16, got Float of shape \[2, 3\]"),
+        (lambda b: sgl_kernel_ext.top_groups(b(2, 3), -1), ValueError, "k must not be negative, got -1"),
+        (lambda b: sgl_kernel_ext.candidate_groups(b(2, 3), torch.tensor([3, 4]), 1, 2),
+         IndexError, "row 1 sees 4 groups of 3"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_by_shape_and_dtype(call, error, says) -> None:
+    with pytest.raises(error, match=says):
+        call(lambda *shape: torch.zeros(shape, dtype=torch.bfloat16))
