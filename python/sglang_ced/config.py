@@ -70,7 +70,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class EngramHash:
-    """Constants of the n-gram hash of one Engram layer (model spec 5.2).
+    """Constants of the n-gram hash of one Engram layer (architecture.md 5.2).
 
     multipliers: [max_ngram]; primes: [max_ngram - 1][heads]; offsets: exclusive prefix sums in the same order, flat.
     """

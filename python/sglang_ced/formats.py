@@ -1,6 +1,6 @@
 """Number formats of the checkpoint and of the caches: round, pack, unpack. Imports nothing of ours.
 
-Three block formats, all along the last dimension (model spec 4.1 and 6.1):
+Three block formats, all along the last dimension (architecture.md 4.1 and 6.1):
 
     e4m3 / ue8m0, 32   activations and window KV;  scale = 2^ceil(log2(max(amax, 1e-4) / 448))
     e2m1 / ue8m0, 32   index queries and keys;     scale = 2^ceil(log2(max(amax, 6 * 2^-126) / 6))

@@ -36,7 +36,7 @@ def test_route_equals_reference(
     x, weight = make_input((rows, 64), seed, 3), make_weight("bfloat16", experts, 64, seed + 1)
     bias = 0.1 * torch.randn(experts, generator=torch.Generator().manual_seed(seed))
     if ties:
-        weight[::2], bias = weight[:1], torch.zeros(experts)
+        weight[::2], bias = weight[:1].clone(), torch.zeros(experts)
     args = (x, weight, bias, min(top_k, experts), 1.5, temperature)
     expected = moe.route.reference(*args)
     for _ in every_level():

@@ -43,9 +43,7 @@ def test_rms_norm_equals_reference(every_level, assert_same, make_input, wide, w
     inverse=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_rotate_equals_reference(
-    every_level, assert_same, make_input, rows, heads, pairs, kept, inverse, seed
-) -> None:
+def test_rotate_equals_reference(every_level, assert_same, make_input, rows, heads, pairs, kept, inverse, seed) -> None:
     middle = (heads,) if heads else ()
     x = make_input((rows, *middle, kept + 2 * pairs), seed)
     positions = torch.randint(0, 2**20, (rows,), generator=torch.Generator().manual_seed(seed))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_ced.cache.layout import CacheLayout
+from sglang_ced.kernels.records import write_records
 
 
 class GlobalKv:
@@ -29,8 +30,8 @@ class GlobalKv:
 
     def write(self, source: int, groups: Tensor, latents: Tensor, index_keys: Tensor) -> None:
         """Store groups (pool rows int64 [G]) of one source: rotated latents [G, head_dim], keys [G, index_head_dim]."""
-        self.kv[source][groups] = self.layout.global_record.encode(latents)
-        self.index[source][groups] = self.layout.index_record.encode(index_keys)
+        write_records(self.kv[source], groups, latents, self.layout.global_record)
+        write_records(self.index[source], groups, index_keys, self.layout.index_record)
 
 
 def _zeros(rows: int, nbytes: int, device: str | torch.device) -> Tensor:

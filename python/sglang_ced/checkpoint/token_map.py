@@ -1,4 +1,4 @@
-"""Token classes for the n-gram hash: ids whose text reads the same share a class (model spec 5.1)."""
+"""Token classes for the n-gram hash: ids whose text reads the same share a class (architecture.md 5.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One softmax over window keys and selected global groups; keys are values (model spec 3.2)."""
+"""One softmax over window keys and selected global groups; keys are values (architecture.md 3.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Global KV latents: pairs of tokens pooled per channel (model spec 3.3)."""
+"""Global KV latents: pairs of tokens pooled per channel (architecture.md 3.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N-gram memory: hash, table look-up, fusion into the streams (model spec 5)."""
+"""N-gram memory: hash, table look-up, fusion into the streams (architecture.md 5)."""
 
 from __future__ import annotations
 

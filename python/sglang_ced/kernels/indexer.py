@@ -1,4 +1,4 @@
-"""Which groups a token attends to: scores, top-k, candidate blocks (model spec 3.4, 3.5)."""
+"""Which groups a token attends to: scores, top-k, candidate blocks (architecture.md 3.4, 3.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products with bfloat16, fp8 or fp4 weights (model spec 4, 4.1)."""
+"""Matrix products with bfloat16, fp8 or fp4 weights (architecture.md 4, 4.1)."""
 
 from __future__ import annotations
 

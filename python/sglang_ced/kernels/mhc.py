@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections: mixes, collapse, expand (model spec 2.6)."""
+"""Manifold-constrained hyper-connections: mixes, collapse, expand (architecture.md 2.6)."""
 
 from __future__ import annotations
 

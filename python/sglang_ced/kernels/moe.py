@@ -1,4 +1,4 @@
-"""Router and expert MLPs (model spec 4)."""
+"""Router and expert MLPs (architecture.md 4)."""
 
 from __future__ import annotations
 

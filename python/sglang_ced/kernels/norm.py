@@ -1,4 +1,4 @@
-"""RMSNorm (model spec 2.4)."""
+"""RMSNorm (architecture.md 2.4)."""
 
 from __future__ import annotations
 

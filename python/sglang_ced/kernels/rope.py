@@ -1,4 +1,4 @@
-"""Rotary positions: the plain and the compressed (YaRN) table, rotation and its inverse (model spec 2.5)."""
+"""Rotary positions: the plain and the compressed (YaRN) table, rotation and its inverse (architecture.md 2.5)."""
 
 from __future__ import annotations
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_ced import formats
 from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.config import CedConfig, LayerPlan
 from sglang_ced.kernels import attention, compressor, indexer, rope
 from sglang_ced.kernels.linear import grouped_linear, linear, matmul, round_input
 from sglang_ced.kernels.norm import rms_norm
+from sglang_ced.kernels.records import round_index
 from sglang_ced.model.context import HalfContext, RopeTables
 
 SELECT_ROWS = 64  # rows scored at once: bounds the score table to SELECT_ROWS x groups
@@ -60,7 +60,7 @@ class Selector:
         ratio, layer, source = self.plan.ratio, self.plan.index, self.plan.kv_source
         assert source is not None
         q = linear(q_lora, self.wq_b).unflatten(-1, (self.heads, self.dim))
-        q = formats.fake_quant_e2m1_ue8m0(rope.rotate(q, *context.compressed))
+        q = round_index(rope.rotate(q, *context.compressed))
         weights = linear(x, self.weights_proj) * (self.dim**-0.5 * self.heads**-0.5)
         pool, visible = context.state.global_kv.index[source], (context.positions + 1) // ratio
         width = min(self.top_k, max((len(reach.groups[ratio]) for reach in context.reach), default=0))

@@ -1,4 +1,4 @@
-"""One layer: hyper-connections around attention and experts (model spec 2.3)."""
+"""One layer: hyper-connections around attention and experts (architecture.md 2.3)."""
 
 from __future__ import annotations
 

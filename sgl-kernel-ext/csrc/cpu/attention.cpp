@@ -23,8 +23,10 @@ constexpr int64_t kFewestHeads = 4;  // of one task: each task decodes the keys 
 
 KeySource key_source(const at::Tensor& window, const std::optional<at::Tensor>& pool, int64_t dim) {
   check("attend", "window", window, at::kBFloat16, 2);
-  TORCH_CHECK_VALUE(dim % 16 == 0 && window.size(1) == dim, "attend: q and window must have one last dimension, a "
-                    "multiple of 16, got ", dim, " and window of shape ", window.sizes(), " of ", window.scalar_type());
+  TORCH_CHECK_VALUE(dim % 16 == 0 && window.size(1) == dim,
+                    "attend: q and window must have one last dimension, a "
+                    "multiple of 16, got ",
+                    dim, " and window of shape ", window.sizes(), " of ", window.scalar_type());
   KeySource source{bfloat16_bits(window), window.size(0), nullptr, dim};
   if (pool.has_value()) {
     check("attend", "pool", *pool, at::kByte, 2);
@@ -52,8 +54,8 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& window, const std::opti
 
   at::Tensor result = at::empty_like(q);
   const int64_t threads = at::get_num_threads();
-  const int64_t parts = std::clamp<int64_t>(threads / std::max<int64_t>(1, num_rows), 1,
-                                            std::max<int64_t>(1, heads / kFewestHeads));
+  const int64_t parts =
+      std::clamp<int64_t>(threads / std::max<int64_t>(1, num_rows), 1, std::max<int64_t>(1, heads / kFewestHeads));
   const int64_t size = (heads + parts - 1) / parts;
   const auto loop = SGL_KERNEL_EXT_CHOOSE(attend_row);
   uint16_t* out = mutable_bfloat16_bits(result);

@@ -1,8 +1,9 @@
 // Compiled once per CPU level; see e4m3_block_loops.cpp for what that forbids.
 //
-// Rounding points are those of the definition: a score is a float64 dot rounded to float32 and scaled there; exp is taken
-// in float64 and rounded to float32; probabilities enter the product with the values as bfloat16. Sums are float64 in
-// another order than torch's, so a result differs only where a sum lies within about 2^-50 of a rounding boundary.
+// Rounding points are those of the definition: a score is a float64 dot rounded to float32 and scaled there; exp is
+// taken in float64 and rounded to float32; probabilities enter the product with the values as bfloat16. Sums are
+// float64 in another order than torch's, so a result differs only where a sum lies within about 2^-50 of a rounding
+// boundary.
 
 #include "attention_loops.h"
 
@@ -34,9 +35,7 @@ struct Scratch {
   }
 };
 
-SGL_KERNEL_EXT_INLINE float exp_of(float x) {
-  return static_cast<float>(exp(all(static_cast<double>(x)))[0]);
-}
+SGL_KERNEL_EXT_INLINE float exp_of(float x) { return static_cast<float>(exp(all(static_cast<double>(x)))[0]); }
 
 // Decodes the entries that exist, in order; returns how many do.
 int64_t gather(const KeySource& source, const int64_t* keys, int64_t count, double* out) {
@@ -132,9 +131,10 @@ void attend_row(const uint16_t* q, int64_t heads, const KeySource& source, const
       continue;
     }
     for (int64_t j = 0; j < count; j += kDotColumns) {
-      all_dots(s.q, dim, heads, dim / 8, s.scores + j, kSoftmaxBlock, [&](int c, int64_t i) __attribute__((always_inline)) {
-        return load8(s.keys + (j + c < count ? j + c : count - 1) * stride + i);
-      });
+      all_dots(s.q, dim, heads, dim / 8, s.scores + j, kSoftmaxBlock,
+               [&](int c, int64_t i) __attribute__((always_inline)) {
+                 return load8(s.keys + (j + c < count ? j + c : count - 1) * stride + i);
+               });
     }
     double fade[kHeadsAtOnce];
     int64_t h = 0;

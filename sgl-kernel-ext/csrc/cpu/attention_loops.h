@@ -20,10 +20,10 @@ int64_t attend_scratch(int64_t heads, int64_t dim);
 
 // q bfloat16 [heads][dim] over the entries `keys[0 .. num_keys)` (a window row, num_window + slot, or -1) -> out
 // bfloat16 [heads][dim]. A head's result depends on nothing but the head.
-#define SGL_KERNEL_EXT_DECLARE_ATTENTION_LOOPS(level)                                                       \
-  namespace level {                                                                                         \
-  void attend_row(const uint16_t* q, int64_t heads, const KeySource& source, const int64_t* keys,           \
-                  int64_t num_keys, const float* sink, double* scratch, uint16_t* out);                     \
+#define SGL_KERNEL_EXT_DECLARE_ATTENTION_LOOPS(level)                                                               \
+  namespace level {                                                                                                 \
+  void attend_row(const uint16_t* q, int64_t heads, const KeySource& source, const int64_t* keys, int64_t num_keys, \
+                  const float* sink, double* scratch, uint16_t* out);                                               \
   }
 
 SGL_KERNEL_EXT_DECLARE_ATTENTION_LOOPS(generic)

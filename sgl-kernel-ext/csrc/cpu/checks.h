@@ -6,8 +6,9 @@
 namespace sgl_kernel_ext {
 
 inline void check_dtype(const char* op, const char* name, const at::Tensor& x, at::ScalarType dtype) {
-  TORCH_CHECK_TYPE(x.scalar_type() == dtype, op, ": ", name, " must be ", dtype == at::kBFloat16 ? "bfloat16" : c10::toString(dtype),
-                   ", got ", x.scalar_type(), " of shape ", x.sizes());
+  TORCH_CHECK_TYPE(x.scalar_type() == dtype, op, ": ", name, " must be ",
+                   dtype == at::kBFloat16 ? "bfloat16" : c10::toString(dtype), ", got ", x.scalar_type(), " of shape ",
+                   x.sizes());
 }
 
 inline void check_contiguous(const char* op, const char* name, const at::Tensor& x) {
@@ -39,8 +40,6 @@ inline uint16_t to_bfloat16_bits(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline float from_bfloat16_bits(uint16_t bits) {
-  return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16);
-}
+inline float from_bfloat16_bits(uint16_t bits) { return __builtin_bit_cast(float, static_cast<uint32_t>(bits) << 16); }
 
 }  // namespace sgl_kernel_ext

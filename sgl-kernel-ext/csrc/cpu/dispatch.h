@@ -18,8 +18,9 @@ Loop choose(CpuLevel level, Loop generic, [[maybe_unused]] Loop avx2, [[maybe_un
 }
 
 #if defined(__x86_64__)
-#define SGL_KERNEL_EXT_CHOOSE_AT(level, loop) \
-  ::sgl_kernel_ext::choose(level, &::sgl_kernel_ext::generic::loop, &::sgl_kernel_ext::avx2::loop, &::sgl_kernel_ext::avx512::loop)
+#define SGL_KERNEL_EXT_CHOOSE_AT(level, loop)                                                      \
+  ::sgl_kernel_ext::choose(level, &::sgl_kernel_ext::generic::loop, &::sgl_kernel_ext::avx2::loop, \
+                           &::sgl_kernel_ext::avx512::loop)
 #else
 #define SGL_KERNEL_EXT_CHOOSE_AT(level, loop) (&::sgl_kernel_ext::generic::loop)
 #endif

@@ -1,13 +1,13 @@
 // Products with packed e2m1 weights, in integers. Compiled once per CPU level; see e4m3_block_loops.cpp for what that
 // forbids.
 //
-// An input a is an integer of 18 bits and a sign (its code times 2^9), a weight u one of 0..24 (twice its value, plus 12).
-// a = 8 * (256 * high + low) + fine with bytes high, low, fine, and sum(a * w) = sum(a * u) - 12 * sum(a). `fine` is
-// only multiplied where a block has any, which takes values below 1/3584 of the block's largest.
+// An input a is an integer of 18 bits and a sign (its code times 2^9), a weight u one of 0..24 (twice its value, plus
+// 12). a = 8 * (256 * high + low) + fine with bytes high, low, fine, and sum(a * w) = sum(a * u) - 12 * sum(a). `fine`
+// is only multiplied where a block has any, which takes values below 1/3584 of the block's largest.
 //
 // Why this is exact: a pair of byte products is at most 2 * 24 * 128 = 6144 and two pairs are added in int16; the whole
-// sum is below 32 * 24 * 229376 < 2^28. Its conversion to float32 rounds once, as the definition does, and the scale is a
-// power of two whose product is normal (`kLowestScales`).
+// sum is below 32 * 24 * 229376 < 2^28. Its conversion to float32 rounds once, as the definition does, and the scale is
+// a power of two whose product is normal (`kLowestScales`).
 
 #include "simd.h"
 #include "stored_loops.h"
@@ -27,9 +27,9 @@ constexpr int kGroup = 1;
 
 constexpr int64_t kBlockBytes = kBlock / 2;
 constexpr int64_t kGroupBytes = kGroup * kBlockBytes;
-constexpr int kDigits = 3;                      // high, low, fine
-constexpr int kOffset = 12;                     // makes weights unsigned
-constexpr int kUnit = 10;                       // integers are 2^10 times the product of two codes' values
+constexpr int kDigits = 3;                        // high, low, fine
+constexpr int kOffset = 12;                       // makes weights unsigned
+constexpr int kUnit = 10;                         // integers are 2^10 times the product of two codes' values
 constexpr int kLowestScales = 254 - 126 + kUnit;  // of input and weight together; the smallest product is then normal
 constexpr int kHighestScales = 254 + 127 + kUnit;
 
@@ -153,10 +153,10 @@ struct EvenOdd {
 };
 
 SGL_KERNEL_EXT_INLINE EvenOdd unpack(const uint8_t* codes) {
-  const Bytes table =
-      in_all_lanes(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  const Bytes table = in_all_lanes(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
   const Bytes packed = load_bytes(codes), low = V(set1_epi8)(15);
-  return {V(shuffle_epi8)(table, VB(and)(packed, low)), V(shuffle_epi8)(table, VB(and)(V(srli_epi16)(packed, 4), low))};
+  return {V(shuffle_epi8)(table, VB (and)(packed, low)),
+          V(shuffle_epi8)(table, VB (and)(V(srli_epi16)(packed, 4), low))};
 }
 
 SGL_KERNEL_EXT_INLINE Bytes pair_sums(const EvenOdd& weights, const uint8_t* digits) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kColumns = 8;  // two of these are a tile
 constexpr int kSteps = kBlock / 8;
-constexpr int kInputShift = 1000;  // inputs are held times 2^1000, as the weights come out times 2^-1016
+constexpr int kInputShift = 1000;         // inputs are held times 2^1000, as the weights come out times 2^-1016
 constexpr int kLargestFiniteScale = 246;  // 448 * 2^(247 - 127) is beyond float32
 
 struct Table {

@@ -59,8 +59,8 @@ at::Tensor fuse(const at::Tensor& streams, const at::Tensor& keys_value, const a
   at::parallel_for(0, rows, rows_per_task(n * d), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       loop(bfloat16_bits(streams) + r * n * d, bfloat16_bits(keys_value) + r * (n + 1) * d,
-           qk_weight.const_data_ptr<float>(), n, d, static_cast<float>(eps),
-           lives == nullptr || lives[r] ? 1.0f : 0.0f, out + r * n * d);
+           qk_weight.const_data_ptr<float>(), n, d, static_cast<float>(eps), lives == nullptr || lives[r] ? 1.0f : 0.0f,
+           out + r * n * d);
     }
   });
   return result;

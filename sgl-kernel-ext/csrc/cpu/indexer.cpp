@@ -29,7 +29,8 @@ at::Tensor index_scores(const at::Tensor& q, const at::Tensor& weights, const at
   check("index_scores", "keys", keys, at::kByte, 2);
   const int64_t record = dim / 2 + dim / 32;
   check_shape("index_scores", "keys", keys, {groups, record});
-  at::Tensor result = at::empty({rows, groups}, q.options()), wide = at::empty(q.sizes(), q.options().dtype(at::kDouble));
+  at::Tensor result = at::empty({rows, groups}, q.options()),
+             wide = at::empty(q.sizes(), q.options().dtype(at::kDouble));
   double* query = wide.mutable_data_ptr<double>();
   uint16_t* out = mutable_bfloat16_bits(result);
   SGL_KERNEL_EXT_CHOOSE(widen_query)(bfloat16_bits(q), q.numel(), query);
@@ -67,7 +68,7 @@ uint16_t rank_of(uint16_t bits) {
 }
 
 struct Cut {
-  uint32_t rank;       // what ranks above is chosen ...
+  uint32_t rank;     // what ranks above is chosen ...
   int64_t of_equal;  // ... and this many of those that rank equal, lowest index first
 };
 

@@ -56,9 +56,9 @@ std::vector<Expert> experts_of(const char* op, at::TensorList codes, at::TensorL
     const int64_t inner = experts.empty() ? expert.gate.n : experts[0].gate.n;
     TORCH_CHECK_VALUE(expert.gate.k == d && expert.up.k == d && expert.down.n == d && expert.gate.n == inner &&
                           expert.up.n == inner && expert.down.k == inner,
-                      op, ": w1 and w3 must be [", inner, ", ", d, "] and w2 [", d, ", ", inner, "], got codes of shapes ",
-                      codes[i].sizes(), ", ", codes[i + 2].sizes(), " and ", codes[i + 1].sizes(), " of ",
-                      codes[i].scalar_type());
+                      op, ": w1 and w3 must be [", inner, ", ", d, "] and w2 [", d, ", ", inner,
+                      "], got codes of shapes ", codes[i].sizes(), ", ", codes[i + 2].sizes(), " and ",
+                      codes[i + 1].sizes(), " of ", codes[i].scalar_type());
     experts.push_back(expert);
   }
   return experts;

@@ -13,8 +13,7 @@ static_assert(kColumns == kDotColumns);
 // Inputs are held times 2^500 and stored weights times 2^-500, so that decoding a weight takes one multiplication.
 constexpr int kStoredShift = 500;
 
-constexpr double kE2m1[16] = {0.0,  0.5,  1.0,  1.5,  2.0,  3.0,  4.0,  6.0,
-                              -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0};
+constexpr double kE2m1[16] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0};
 
 bool is_stored(WeightKind kind) { return kind == WeightKind::e4m3 || kind == WeightKind::e2m1; }
 
@@ -34,7 +33,10 @@ struct Column {
   const uint8_t* scales;
 
   Column(const PlainWeight& weight, int64_t column) {
-    constexpr int64_t kBits = kKind == WeightKind::float32 ? 32 : kKind == WeightKind::bfloat16 ? 16 : kKind == WeightKind::e4m3 ? 8 : 4;
+    constexpr int64_t kBits = kKind == WeightKind::float32    ? 32
+                              : kKind == WeightKind::bfloat16 ? 16
+                              : kKind == WeightKind::e4m3     ? 8
+                                                              : 4;
     const int64_t blocks = (weight.k + kBlock - 1) / kBlock;
     data = static_cast<const uint8_t*>(weight.data) + column * weight.k * kBits / 8;
     scales = weight.scales + (kKind == WeightKind::e4m3 ? column / kBlock : column) * blocks;
@@ -70,7 +72,10 @@ struct Column {
 
   Eight get_tail(int64_t first, int64_t k) const {
     uint8_t bytes[32] = {};
-    constexpr int64_t kBits = kKind == WeightKind::float32 ? 32 : kKind == WeightKind::bfloat16 ? 16 : kKind == WeightKind::e4m3 ? 8 : 4;
+    constexpr int64_t kBits = kKind == WeightKind::float32    ? 32
+                              : kKind == WeightKind::bfloat16 ? 16
+                              : kKind == WeightKind::e4m3     ? 8
+                                                              : 4;
     __builtin_memcpy(bytes, data + first * kBits / 8, static_cast<uint64_t>((k - first) * kBits / 8));
     return decode(bytes, first);
   }
@@ -99,7 +104,8 @@ struct Column {
       const uint8_t scale = scales[i / kBlock];
       float value;
       if constexpr (kKind == WeightKind::e4m3) {
-        const float magnitude = (data[i] & 0x7f) == 0x7f ? __builtin_nanf("") : as_float((data[i] & 0x7f) << 20) * 0x1p+120f;
+        const float magnitude =
+            (data[i] & 0x7f) == 0x7f ? __builtin_nanf("") : as_float((data[i] & 0x7f) << 20) * 0x1p+120f;
         value = (data[i] & 0x80) != 0 ? -magnitude : magnitude;
       } else {
         value = static_cast<float>(kE2m1[i % 2 == 0 ? data[i / 2] & 15 : data[i / 2] >> 4]);
@@ -119,7 +125,8 @@ void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& 
   bool unusual[kColumns], any = false;
   for (int c = 0; c < kColumns; ++c) any |= unusual[c] = is_stored(kKind) && w[c].is_unusual(k);
   if (num_rows == 1 && k % 8 == 0 && !any) {
-    dots<1>(x, stride, steps, out, kColumns, [&](int c, int64_t i) __attribute__((always_inline)) { return w[c].get(i); });
+    dots<1>(x, stride, steps, out, kColumns,
+            [&](int c, int64_t i) __attribute__((always_inline)) { return w[c].get(i); });
     return;
   }
   for (int c = 0; c < kColumns; ++c) {
@@ -133,7 +140,8 @@ void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& 
       store8(panel + k / 8 * 8, w[c].get_tail(k / 8 * 8, k));
     }
   }
-  const auto from_panel = [&](int c, int64_t i) __attribute__((always_inline)) { return load8(scratch + c * padded + i); };
+  const auto from_panel = [&](int c, int64_t i)
+                              __attribute__((always_inline)) { return load8(scratch + c * padded + i); };
   all_dots(x, stride, num_rows, steps, out, kColumns, from_panel);
 }
 

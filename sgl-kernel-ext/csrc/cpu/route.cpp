@@ -76,7 +76,8 @@ std::tuple<at::Tensor, at::Tensor> route(const at::Tensor& x, const at::Tensor& 
 
 TORCH_LIBRARY_FRAGMENT(sgl_kernel_ext, m) {
   m.def(
-      "route(Tensor x, Tensor weight, Tensor bias, int top_k, float scale, float temperature) -> (Tensor chosen, Tensor "
+      "route(Tensor x, Tensor weight, Tensor bias, int top_k, float scale, float temperature) -> (Tensor chosen, "
+      "Tensor "
       "weights)");
 }
 

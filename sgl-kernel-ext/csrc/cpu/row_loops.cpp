@@ -116,8 +116,8 @@ void expand(const uint16_t* __restrict y, const uint16_t* __restrict streams, co
   }
 }
 
-void fuse(const uint16_t* __restrict streams, const uint16_t* __restrict keys_value,
-          const float* __restrict qk_weight, int64_t n, int64_t d, float eps, float alive, uint16_t* __restrict out) {
+void fuse(const uint16_t* __restrict streams, const uint16_t* __restrict keys_value, const float* __restrict qk_weight,
+          int64_t n, int64_t d, float eps, float alive, uint16_t* __restrict out) {
   const float root = static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(d)));
   for (int64_t k = 0; k < n; ++k) {
     const uint16_t *x = streams + k * d, *key = keys_value + k * d, *value = keys_value + n * d;
@@ -135,8 +135,8 @@ void fuse(const uint16_t* __restrict streams, const uint16_t* __restrict keys_va
     for (int64_t i = d / 8 * 8; i < d; ++i) {
       sum += static_cast<double>(from_bfloat16(x[i]) * weight[i] * from_bfloat16(key[i]));
     }
-    const float dot = static_cast<float>(sum) * inverse_rms_of(Bfloat16s{x}, d, eps) *
-                      inverse_rms_of(Bfloat16s{key}, d, eps) * root;
+    const float dot =
+        static_cast<float>(sum) * inverse_rms_of(Bfloat16s{x}, d, eps) * inverse_rms_of(Bfloat16s{key}, d, eps) * root;
     const float magnitude = __builtin_fabsf(dot) < 1e-6f ? 1e-6f : __builtin_fabsf(dot);
     const float sign = dot > 0.0f ? 1.0f : dot < 0.0f ? -1.0f : 0.0f;
     const double signed_root = static_cast<double>(sign * __builtin_sqrtf(magnitude));

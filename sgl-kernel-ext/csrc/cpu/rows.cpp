@@ -1,5 +1,7 @@
 // Ops `rms_norm` and `rotate`.
 
+#include "rows.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -10,7 +12,6 @@
 
 #include "checks.h"
 #include "dispatch.h"
-#include "rows.h"
 
 namespace sgl_kernel_ext {
 namespace {

@@ -116,9 +116,7 @@ SGL_KERNEL_EXT_INLINE __m256d sum_lanes_of_four(const Eight* x) {
   return _mm256_permute2f128_pd(ab, cd, 0x20) + _mm256_permute2f128_pd(ab, cd, 0x31);
 }
 SGL_KERNEL_EXT_INLINE void sum_lanes4(const Eight* x, double* out) { _mm256_storeu_pd(out, sum_lanes_of_four(x)); }
-SGL_KERNEL_EXT_INLINE Eight sum_lanes8(const Eight* x) {
-  return {{sum_lanes_of_four(x), sum_lanes_of_four(x + 4)}};
-}
+SGL_KERNEL_EXT_INLINE Eight sum_lanes8(const Eight* x) { return {{sum_lanes_of_four(x), sum_lanes_of_four(x + 4)}}; }
 #else
 SGL_KERNEL_EXT_INLINE double sum_lanes1(const Eight& x) {
   const auto pair = [&](int i) { return x.part[i][0] + x.part[i][1]; };
@@ -156,7 +154,8 @@ SGL_KERNEL_EXT_INLINE Eight load8_e4m3(const uint8_t* codes) {
   }
 #else
   for (int i = 0; i < 8; ++i) {
-    const uint64_t bits = (static_cast<uint64_t>(codes[i] & 0x80) << 56) | (static_cast<uint64_t>(codes[i] & 0x7f) << 49);
+    const uint64_t bits =
+        (static_cast<uint64_t>(codes[i] & 0x80) << 56) | (static_cast<uint64_t>(codes[i] & 0x7f) << 49);
     value.part[i / kLanes][i % kLanes] = __builtin_bit_cast(double, bits);
   }
 #endif

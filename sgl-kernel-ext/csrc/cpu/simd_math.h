@@ -16,7 +16,8 @@ SGL_KERNEL_EXT_INLINE Doubles exp(Doubles x) {
   const Doubles bounded = x < all(-708.0) ? all(-708.0) : x > all(709.0) ? all(709.0) : x;
   const Doubles shifted = bounded * all(1.44269504088896338700) + all(kRounder);
   const Doubles n = shifted - all(kRounder);
-  const Doubles r = (bounded - n * all(kLn2High)) - n * all(kLn2Low);  // |r| < 0.35, so 13 terms of the series are enough
+  const Doubles r =
+      (bounded - n * all(kLn2High)) - n * all(kLn2Low);  // |r| < 0.35, so 13 terms of the series are enough
   constexpr double kSeries[] = {1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0,
                                 1.0 / 362880.0,     1.0 / 40320.0,     1.0 / 5040.0,     1.0 / 720.0,
                                 1.0 / 120.0,        1.0 / 24.0,        1.0 / 6.0,        1.0 / 2.0};

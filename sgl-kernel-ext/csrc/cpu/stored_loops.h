@@ -29,20 +29,21 @@ struct PackedRowHeader {
 };
 
 // pack_*: one row of k bfloat16 -> packed row (64-byte aligned, `packed_row_bytes_*(k)` long).
-// tile_*: columns [column, column + 16) of the products of the packed rows `rows[0 .. num_rows)` -> total [num_rows][16].
-//   careful[i] is set where a row must be computed by `careful_sum` instead, as codes or scales are beyond what the fast
-//   way is exact for (NaN, infinities, results near the ends of float32's range).
-#define SGL_KERNEL_EXT_DECLARE_STORED_LOOPS(level)                                                          \
-  namespace level {                                                                                         \
-  int64_t packed_row_bytes_e4m3(int64_t k);                                                                 \
-  int64_t packed_row_bytes_e2m1(int64_t k);                                                                 \
-  void pack_e4m3(const uint16_t* x, int64_t k, uint8_t* packed);                                            \
-  void pack_e2m1(const uint16_t* x, int64_t k, uint8_t* packed);                                            \
-  void tile_e4m3(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight,  \
-                 int64_t column, float* total, bool* careful);                                              \
-  void tile_e2m1(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight,  \
-                 int64_t column, float* total, bool* careful);                                              \
-  float careful_sum(const uint16_t* rounded_x, const StoredWeight& weight, int64_t column);                 \
+// tile_*: columns [column, column + 16) of the products of the packed rows `rows[0 .. num_rows)` -> total
+// [num_rows][16].
+//   careful[i] is set where a row must be computed by `careful_sum` instead, as codes or scales are beyond what the
+//   fast way is exact for (NaN, infinities, results near the ends of float32's range).
+#define SGL_KERNEL_EXT_DECLARE_STORED_LOOPS(level)                                                         \
+  namespace level {                                                                                        \
+  int64_t packed_row_bytes_e4m3(int64_t k);                                                                \
+  int64_t packed_row_bytes_e2m1(int64_t k);                                                                \
+  void pack_e4m3(const uint16_t* x, int64_t k, uint8_t* packed);                                           \
+  void pack_e2m1(const uint16_t* x, int64_t k, uint8_t* packed);                                           \
+  void tile_e4m3(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight, \
+                 int64_t column, float* total, bool* careful);                                             \
+  void tile_e2m1(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight, \
+                 int64_t column, float* total, bool* careful);                                             \
+  float careful_sum(const uint16_t* rounded_x, const StoredWeight& weight, int64_t column);                \
   }
 
 SGL_KERNEL_EXT_DECLARE_STORED_LOOPS(generic)

@@ -1,0 +1,27 @@
+"""Packed cache rows: quantise-and-store, gather-and-dequantise (architecture.md 6.1), in the layouts of `formats.Record`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sglang_ced import formats
+from sglang_ced.formats import Record
+from sglang_ced.kernels.registry import op
+
+
+@op
+def write_records(pool: Tensor, rows: Tensor, values: Tensor, record: Record) -> None:
+    """Store values bfloat16 [P, dim] at rows int64 [P] of pool uint8 [S, record.nbytes]. Rows do not repeat."""
+    pool[rows] = record.encode(values)
+
+
+@op
+def read_records(pool: Tensor, rows: Tensor, record: Record) -> Tensor:
+    """pool uint8 [S, record.nbytes] at rows int64 [P] -> bfloat16 [P, dim]."""
+    return record.decode(pool[rows])
+
+
+@op
+def round_index(x: Tensor) -> Tensor:
+    """bfloat16 [..., D] rounded to e2m1 with a ue8m0 scale per 32, and back: what index queries and keys are."""
+    return formats.fake_quant_e2m1_ue8m0(x)
