@@ -16,6 +16,7 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.statemachine import StringList
+from prometheus_client import REGISTRY
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -27,6 +28,7 @@ from sglang_ced.cli.main import COMMANDS
 from sglang_ced.cli.models import bundled_path
 from sglang_ced.config import CedConfig
 from sglang_ced.kernels import registry
+from sglang_ced.plugin import metrics as metrics_module
 from sglang_ced.plugin.defaults import DEFAULTS
 from sglang_ced.plugin.flags import Options
 from sglang_ced.plugin.refusals import REFUSALS
@@ -155,6 +157,14 @@ def commands() -> Iterator[Row]:
         yield f"`ced {name}`", summary
 
 
+def metrics() -> Iterator[Row]:
+    yield "metric", "kind", "meaning"
+    metrics_module._Exporters.make({"model_name": ""})
+    for metric in REGISTRY.collect():
+        if metric.name.startswith(metrics_module.PREFIX):
+            yield f"`{metric.name.removeprefix(metrics_module.PREFIX)}`", metric.type, metric.documentation
+
+
 def _flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
@@ -199,7 +209,7 @@ def seams() -> Iterator[Row]:
 
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     each.__name__.replace("_", "-"): each
-    for each in (cache_records, cache_sizes, cache_sources, layer_plan, flags, defaults, refusals, commands,
+    for each in (cache_records, cache_sizes, cache_sources, layer_plan, flags, defaults, refusals, commands, metrics,
                  fixed_fields, tensors, ops, seams)
 }  # fmt: skip
 

@@ -178,7 +178,8 @@ class Record:
     """One cached vector of `dim` values as bytes: codes first, then scales. The one place that knows cache layouts.
 
     kind: "global" (e2m1 + e4m3 per 16), "index" (e2m1 + ue8m0 per 32), "window" (e4m3 + ue8m0 per 32).
-    Lossless for values that were rounded by the fake quantiser of the same kind, which is all that caches ever hold.
+    `decode(encode(x))` is the fake quantiser of the same kind, to the bit. Encode what has not been rounded yet: a tiny
+    "global" block (amax below 0.1) does not survive a second rounding, since its scale is a coarse e4m3 subnormal.
     """
 
     dim: int

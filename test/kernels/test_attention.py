@@ -1,7 +1,7 @@
 """Attention from packed records: the reference's result at every CPU level, row by row.
 
-Both round at the same points and differ in the order of float64 sums alone, so an element can differ only where a sum lies
-within about 2^-50 of a rounding boundary: the tests ask for equal bits.
+Both round at the same points and differ in the order of float64 sums alone, so an element can differ only where a sum
+lies within about 2^-50 of a rounding boundary: the tests ask for equal bits.
 """
 
 from __future__ import annotations

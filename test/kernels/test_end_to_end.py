@@ -47,10 +47,8 @@ def run(path: Path, kernels: str, tokens: list[int], chunks: tuple[int, ...] = (
 
 def test_every_op_of_the_model_has_a_fast_version() -> None:
     active = registry.activate("auto")
-    assert [name for name, version in active.items() if version == "reference"] == [
-        "compressor.pool_pairs",
-        "engram.ngram_rows",
-    ]
+    small = {"compressor.pool_pairs", "engram.ngram_rows"}  # a few values per token: torch is fast enough
+    assert {name for name, version in active.items() if version == "reference"} <= small
 
 
 @pytest.mark.parametrize("length", [1, 7, 150, 290])

@@ -17,7 +17,11 @@ import pytest
 import requests
 
 import sglang_ced
+from sglang_ced.cache.replay import Replay
 from sglang_ced.engine.offline import OfflineEngine
+
+sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this one
+from oracle import Report, mirror_of
 
 READY_SECONDS = 240
 STOP_SECONDS = 60
@@ -31,7 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Server:
-    """One launch of SGLang with `arguments` after the model path."""
+    """One launch of SGLang with `arguments` after the model path. traced: through launcher.py, with a trace.
+
+    Servers under test are strict: a window row that is not the request's own stops them.
+    """
 
     def __init__(
         self,
@@ -40,13 +47,18 @@ class Server:
         arguments: Sequence[str] = (),
         command: Sequence[str] = (sys.executable, "-m", "sglang.launch_server"),
         env: dict[str, str] | None = None,
+        traced: bool = False,
     ) -> None:
-        self.log, self.port = log, _free_port()
+        self.log, self.port, self.trace = log, _free_port(), log.with_suffix(".jsonl")
+        env = {"CED_STRICT": "1"} | (env or {})
+        if traced:
+            command = (sys.executable, str(Path(__file__).with_name("launcher.py")))
+            env["CED_TEST_TRACE"] = str(self.trace)
         self.url = f"http://127.0.0.1:{self.port}"
         words = [*command, "--model-path", str(model), "--port", str(self.port), *arguments]
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                words, stdout=out, stderr=subprocess.STDOUT, env=os.environ | (env or {}), start_new_session=True
+                words, stdout=out, stderr=subprocess.STDOUT, env=os.environ | env, start_new_session=True
             )
 
     def wait_ready(self) -> Server:
@@ -90,6 +102,12 @@ class Server:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def metrics(self) -> dict[str, float]:
+        """Our metrics by name: value of the one series of each."""
+        lines = requests.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        ours = [line.rsplit(" ", 1) for line in lines if line.startswith("sglang_ced:")]
+        return {series.partition("{")[0].removeprefix("sglang_ced:"): float(value) for series, value in ours}
+
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
 
@@ -119,9 +137,30 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def offline(model: Path) -> OfflineEngine:
-    """The same checkpoint without a server: what its answers must equal, token by token."""
-    return OfflineEngine.from_pretrained(model, max_tokens=16384)
+def exact(model: Path) -> OfflineEngine:
+    """The same checkpoint without a server: what an exact server's answers must equal, token by token."""
+    return OfflineEngine.from_pretrained(model, max_tokens=16384, page_size=2)
+
+
+@pytest.fixture(scope="session")
+def bounded(model: Path) -> OfflineEngine:
+    """The same for a server with bounded replay; see oracle.py for what its answers depend on."""
+    return OfflineEngine.from_pretrained(model, replay="bounded", max_tokens=16384, page_size=2)
+
+
+@pytest.fixture(scope="session")
+def check_trace(model: Path) -> Callable[..., Report]:
+    """Hold a traced server's answers, (prompt, output) each, against the offline engine; fails on a wrong token."""
+
+    def check(
+        server: Server, answers: Sequence[tuple[list[int], list[int]]] = (), page: int = 64, replay: Replay = "bounded"
+    ) -> Report:
+        engine = OfflineEngine.from_pretrained(model, replay=replay, page_size=page, max_tokens=65536, max_requests=32)
+        report = mirror_of(engine, server.trace, answers)
+        assert report.wrong == []
+        return report
+
+    return check
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Names, shapes and stored forms of the published checkpoint (model spec, section 10)."""
+"""Names, shapes and stored forms of the published checkpoint (docs: reference/checkpoint.md)."""
 
 from __future__ import annotations
 

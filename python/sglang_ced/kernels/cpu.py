@@ -15,8 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from sglang_ced.formats import E2m1Weight, E4m3Weight, Weight
-from sglang_ced.kernels import attention, engram, indexer, linear, mhc, moe, norm, rope
+from sglang_ced.formats import E2m1Weight, E4m3Weight, Record, Weight
+from sglang_ced.kernels import attention, engram, indexer, linear, mhc, moe, norm, records, rope
 from sglang_ced.kernels.registry import Op
 
 P = ParamSpec("P")
@@ -252,6 +252,31 @@ def look_up(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
 @_fast(engram.fuse, "fuse")
 def fuse(streams: Tensor, keys_value: Tensor, qk_weight: Tensor, eps: float, alive: Tensor | None = None) -> Tensor:
     result: Tensor = ext.fuse(streams.contiguous(), keys_value.contiguous(), qk_weight, eps, alive)
+    return result
+
+
+# -- cache records ----------------------------------------------------------------------------------------------------
+
+
+@_fast(records.write_records, "write_records")
+def write_records(pool: Tensor, rows: Tensor, values: Tensor, record: Record) -> None:
+    if values.dtype != torch.bfloat16:
+        return records.write_records.reference(pool, rows, values, record)
+    ext.write_records(pool, rows.contiguous(), values.contiguous(), record.kind)
+    return None
+
+
+@_fast(records.read_records, "read_records")
+def read_records(pool: Tensor, rows: Tensor, record: Record) -> Tensor:
+    result: Tensor = ext.read_records(pool, rows.contiguous(), record.dim, record.kind)
+    return result
+
+
+@_fast(records.round_index, "round_index")
+def round_index(x: Tensor) -> Tensor:
+    if x.dtype != torch.bfloat16:
+        return records.round_index.reference(x)
+    result: Tensor = ext.round_index(x.contiguous())
     return result
 
 

@@ -1,4 +1,4 @@
-"""Packed cache rows: quantise-and-store, gather-and-dequantise (architecture.md 6.1), in the layouts of `formats.Record`."""
+"""Packed cache rows: quantise-and-store, gather-and-dequantise (architecture.md 6.1; layouts: `formats.Record`)."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _output_from(batch: ForwardBatch, i: int, prefix: int, end: int, last: bool)
         return prefix
     if batch.capture_hidden_mode.is_full() or batch.token_indices_to_pool is not None:
         return prefix
-    first = end - 1 if last or batch.capture_hidden_mode.is_last() else end
+    first = end - 1 if last else end  # SGLang keeps the last hidden state of the last chunk only
     if batch.return_logprob:
         first = min(first, prefix + batch.extend_logprob_start_lens_cpu[i])
     return first

@@ -72,6 +72,8 @@ def apply(server_args: Any) -> None:
     Checkpoint.open(server_args.model_path, config).close()
     requests.install()
     for default in DEFAULTS:
+        if default.name == "disable_overlap_schedule" and options.ced_overlap_schedule:
+            continue
         if getattr(server_args, default.name) in default.unset:
             setattr(server_args, default.name, default.value)
     if server_args.max_total_tokens is None and server_args.mem_fraction_static is None:

@@ -25,8 +25,8 @@ class Options:
         default=True,
         metadata={
             "env": "CED_SWA_BOUNDED_REPLAY",
-            "help": "After a cache hit, rebuild window KV from the last window of cached tokens, and run decoder layers "
-            "for the last window of a prompt only; --no-swa-bounded-replay computes all that an exact answer needs "
+            "help": "After a cache hit, rebuild window KV from the last window of cached tokens; run decoder layers "
+            "for the last window of a prompt only. --no-swa-bounded-replay computes all that an exact answer needs "
             "(default: bounded).",
         },
     )
@@ -44,6 +44,13 @@ class Options:
             "env": "CED_STRICT",
             "help": "Stop the server at a window row that is not its request's own, for tests; else such rows are "
             "counted and the window is rebuilt (default: off).",
+        },
+    )
+    ced_overlap_schedule: bool = field(
+        default=False,
+        metadata={
+            "env": "CED_OVERLAP_SCHEDULE",
+            "help": "Let SGLang schedule the next batch while one runs (default: off, as both want the same cores).",
         },
     )
 

@@ -85,7 +85,7 @@ class ReplayMetrics:
     """Reports what each forward added to `state.stats`. labels: None = no metrics, log lines only."""
 
     def __init__(self, state: CacheState, labels: dict[str, str] | None) -> None:
-        self._state, self._before = state, replace(state.stats)
+        self._state, self._before = state, ReplayStats()
         self._exporters = None if labels is None else _Exporters.make(labels)
         layers = state.config.num_hidden_layers
         self._window_bytes_per_row = layers * state.layout.window_record.nbytes

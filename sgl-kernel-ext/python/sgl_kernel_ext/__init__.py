@@ -15,6 +15,7 @@ from sgl_kernel_ext.linear import grouped_linear, linear_bfloat16, linear_e2m1, 
 from sgl_kernel_ext.mhc import collapse, expand, mixes
 from sgl_kernel_ext.moe import expert_mlp, mixture, route
 from sgl_kernel_ext.quantize import fake_quant_e4m3, quantize_e4m3
+from sgl_kernel_ext.records import read_records, round_index, write_records
 from sgl_kernel_ext.rows import rms_norm, rotate
 
 __version__ = "0.2.0"
@@ -38,9 +39,12 @@ __all__ = [
     "mixes",
     "mixture",
     "quantize_e4m3",
+    "read_records",
     "rms_norm",
     "rotate",
+    "round_index",
     "route",
     "supported_cpu_capabilities",
     "top_groups",
+    "write_records",
 ]

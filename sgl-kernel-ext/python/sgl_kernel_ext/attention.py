@@ -11,8 +11,8 @@ from sgl_kernel_ext._library import fake, ops
 def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
     """One online softmax per row and head, over blocks of 64 entries of its key list; keys are the values, too.
 
-    Scores are float64 dots rounded to float32, times D^-0.5 in float32; exp is rounded to float32, and to bfloat16 where
-    it meets the values; sums are float64.
+    Scores are float64 dots rounded to float32, times D^-0.5 in float32; exp is rounded to float32, and to bfloat16
+    where it meets the values; sums are float64.
 
     Args:
         q: bfloat16 [T, H, D], D a multiple of 16.

@@ -22,8 +22,8 @@ def look_up(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
 
 
 def fuse(streams: Tensor, keys_value: Tensor, qk_weight: Tensor, eps: float, alive: Tensor | None = None) -> Tensor:
-    """streams[k] + gate[k] value, with gate = sigmoid(sign(s) sqrt(max(|s|, 1e-6))) of the normed dot product s of stream
-    and key times d^-0.5. float32; the sums over d and the sigmoid in float64.
+    """streams[k] + gate[k] value, with gate = sigmoid(sign(s) sqrt(max(|s|, 1e-6))) of the normed dot product s of
+    stream and key times d^-0.5. float32; the sums over d and the sigmoid in float64.
 
     Args:
         streams: bfloat16 [T, n, d]; keys_value: bfloat16 [T, (n + 1) d], n keys, then one value; qk_weight: float32

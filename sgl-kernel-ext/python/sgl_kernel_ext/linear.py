@@ -43,7 +43,8 @@ def linear_bfloat16(x: Tensor, weight: Tensor) -> Tensor:
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
     """x [..., K] by weight [N, K], each bfloat16 or float32, contiguous -> float32 [..., N].
 
-    Eight float64 sums per element, over the inputs of equal index modulo 8, are added in a fixed order and rounded once.
+    Eight float64 sums per element, over the inputs of equal index modulo 8, are added in a fixed order and rounded
+    once.
 
     Raises:
         TypeError: another dtype. ValueError: shapes do not fit, or a tensor is not contiguous.

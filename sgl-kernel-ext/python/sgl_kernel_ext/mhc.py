@@ -19,8 +19,8 @@ def mixes(
         iters: rounds of normalising the columns; there is one less of the rows.
 
     Returns:
-        float32 pre [T, n] = sigmoid(m scale0 + base) + eps, post [T, n] = 2 sigmoid(m scale1 + base), and comb [T, n, n]
-        = m scale2 + base after a softmax of its rows, + eps, and Sinkhorn's iteration.
+        float32 pre [T, n] = sigmoid(m scale0 + base) + eps, post [T, n] = 2 sigmoid(m scale1 + base), and comb
+        [T, n, n] = m scale2 + base after a softmax of its rows, + eps, and Sinkhorn's iteration.
 
     Raises:
         TypeError: another dtype. ValueError: shapes do not fit, or a tensor is not contiguous.

@@ -100,10 +100,18 @@ def test_prompt_logprobs_ask_for_their_rows(start: int, expected: int) -> None:
     assert (found.output_from, found.request_output_from) == (expected, 2 + start)
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(CaptureHiddenMode.FULL, 0), (CaptureHiddenMode.LAST, 3)])
-def test_hidden_states_ask_for_rows_in_every_chunk(mode: CaptureHiddenMode, expected: int) -> None:
-    (found,) = spans(extend([request(10)], [0], [4], capture_hidden_mode=mode))
-    assert found.output_from == expected
+@pytest.mark.parametrize(
+    ("mode", "prompt", "expected"),
+    [
+        (CaptureHiddenMode.FULL, 10, (0, 0)),
+        (CaptureHiddenMode.LAST, 10, (4, None)),
+        (CaptureHiddenMode.LAST, 4, (3, None)),
+    ],
+    ids=["full: every row", "last: none of a chunk", "last: the last row of a prompt"],
+)
+def test_hidden_states_ask_for_their_rows(mode: CaptureHiddenMode, prompt: int, expected: tuple) -> None:
+    (found,) = spans(extend([request(prompt)], [0], [4], capture_hidden_mode=mode))
+    assert (found.output_from, found.request_output_from) == expected
 
 
 def test_an_idle_batch_has_no_step() -> None:

@@ -14,7 +14,7 @@ from sglang_ced.plugin.flags import Options
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CED_KERNELS", "CED_STRICT", "CED_SWA_BOUNDED_REPLAY"):
+    for name in ("CED_KERNELS", "CED_OVERLAP_SCHEDULE", "CED_STRICT", "CED_SWA_BOUNDED_REPLAY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -30,13 +30,14 @@ def parsed(*words: str) -> Options:
 
 
 def test_defaults() -> None:
-    assert parsed() == Options(swa_bounded_replay=True, ced_kernels="auto", ced_strict=False)
+    assert parsed() == Options(True, "auto", ced_strict=False, ced_overlap_schedule=False)
     assert flags.options_of(SimpleNamespace()) == Options()
 
 
 def test_command_line() -> None:
     assert parsed("--swa-bounded-replay", "--ced-kernels", "reference") == Options(True, "reference")
     assert parsed("--no-swa-bounded-replay", "--ced-strict") == Options(False, "auto", True)
+    assert parsed("--ced-overlap-schedule") == Options(ced_overlap_schedule=True)
 
 
 def test_environment_holds_where_the_command_line_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
