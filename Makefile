@@ -19,7 +19,7 @@ ARGS  ?=
 CPP_SOURCES    := $(wildcard sgl-kernel-ext/csrc/*/*.cpp sgl-kernel-ext/csrc/*/*.h)
 KERNEL_SOURCES := $(CPP_SOURCES) $(wildcard sgl-kernel-ext/python/sgl_kernel_ext/*) \
                   sgl-kernel-ext/CMakeLists.txt sgl-kernel-ext/pyproject.toml
-PYTHON_SOURCES := python sgl-kernel-ext/python test benchmark $(wildcard docs/*.py)
+PYTHON_SOURCES := python sgl-kernel-ext/python test benchmark docs
 
 say = @echo "==> $(1)"
 

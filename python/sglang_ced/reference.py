@@ -521,7 +521,8 @@ class Engram(nn.Module):
         weighted = x * (self.q_weight * self.k_weight).float() * keys
         dot = num.apply(lambda wide: wide.sum(-1, keepdim=True), weighted)
         dot = dot * inverse_rms(x, c.rms_norm_eps, num) * inverse_rms(keys, c.rms_norm_eps, num) * c.hidden_size**-0.5
-        gate = num.apply(torch.sigmoid, dot.sign() * dot.abs().clamp_min(1e-6).sqrt())
+        root = num.apply(torch.sqrt, dot.abs().clamp_min(1e-6))
+        gate = num.apply(torch.sigmoid, dot.sign() * root)
         gate = gate.masked_fill(dead[:, :, None, None], 0.0)
         return (x + gate * value.unsqueeze(-2)).to(num.storage)
 

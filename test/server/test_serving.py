@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 import requests
-import torch
+from oracle import after_hit
+from traffic import prompt_ids
 
 from sglang_ced.engine.offline import OfflineEngine
 
 if TYPE_CHECKING:
-    from conftest import Server
+    from servers import Server
 
 CONTEXT = 8192
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
@@ -36,12 +36,6 @@ WEATHER = {
 DSML = 508  # the token that opens tool tags
 
 
-def prompt_ids(length: int, seed: int = 0) -> list[int]:
-    """Ids of ordinary byte tokens."""
-    draw = random.Random(seed)
-    return [draw.randrange(10, 250) for _ in range(length)]
-
-
 def chat(server: Server, content: Any, **more: Any) -> Any:
     settings = {"temperature": 0, "max_tokens": 12} | more
     return server.client().chat.completions.create(
@@ -57,33 +51,22 @@ def text_of(message: Any) -> str:
 # -- the same answers as without a server ----------------------------------------------------------------------
 
 
-def test_generate_equals_the_offline_engine(server: Server, offline: OfflineEngine) -> None:
+def test_generate_equals_the_offline_engine(server: Server, bounded: OfflineEngine) -> None:
     prompts = [prompt_ids(1), prompt_ids(127, 1), prompt_ids(128, 2), prompt_ids(300, 3)]
     answers = [server.generate(prompt, 8)["output_ids"] for prompt in prompts]
-    assert answers == offline.generate(prompts, 8, stop=[])
+    assert answers == bounded.generate(prompts, 8, stop=[])
 
 
-def test_prompt_logprobs_equal_the_offline_engine(server: Server, offline: OfflineEngine) -> None:
-    prompt = prompt_ids(40, 4)
-    meta = server.generate(prompt, 2, return_logprob=True, logprob_start_len=0)["meta_info"]
-    request = offline.start(prompt)
-    expected = offline.prefill(request, all_rows=True).log_softmax(-1)
-    offline.finish(request)
-    found = [entry[0] for entry in meta["input_token_logprobs"][1:]]
-    wanted = [float(expected[i, token]) for i, token in enumerate(prompt[1:])]
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted), rtol=0, atol=2e-6)
-    assert len(meta["output_token_logprobs"]) == 2
-
-
-def test_sixteen_streams_equal_their_single_runs(server: Server, offline: OfflineEngine) -> None:
+def test_sixteen_streams_equal_their_single_runs(server: Server, bounded: OfflineEngine) -> None:
     prompts = [prompt_ids(3 + 13 * i, 100 + i) for i in range(16)]
     with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(lambda prompt: server.generate(prompt, 6)["output_ids"], prompts))
-    assert together == offline.generate(prompts, 6, stop=[])
+    assert together == bounded.generate(prompts, 6, stop=[])
 
 
 def test_sixteen_streaming_chats_finish_and_equal_their_single_runs(server: Server) -> None:
-    questions = ["Tell me more. " * (1 + i) for i in range(16)]
+    # Shorter than a window, so that hits among them change nothing.
+    questions = ["More? " * (1 + i) for i in range(16)]
 
     def streamed(question: str) -> str:
         parts = chat(server, question, stream=True, max_tokens=5)
@@ -94,16 +77,18 @@ def test_sixteen_streaming_chats_finish_and_equal_their_single_runs(server: Serv
     assert together == [text_of(chat(server, question, max_tokens=5).choices[0].message) for question in questions]
 
 
-def test_a_warm_prompt_hits_the_cache_and_answers_as_when_cold(server: Server, offline: OfflineEngine) -> None:
+def test_a_hit_equals_the_offline_engine_with_the_same_hit(server: Server, bounded: OfflineEngine) -> None:
     first = prompt_ids(200, 5)
     longer = first + prompt_ids(70, 6)
     assert server.post("/flush_cache").status_code == 200
-    cold, warm, extended = server.generate(first, 6), server.generate(first, 6), server.generate(longer, 6)
-    assert cold["meta_info"]["cached_tokens"] == 0
-    assert warm["meta_info"]["cached_tokens"] == 192  # whole pages of 64, one token at least is computed
-    assert extended["meta_info"]["cached_tokens"] == 192
-    expected = offline.generate([first, longer], 6, stop=[])
-    assert [cold["output_ids"], warm["output_ids"], extended["output_ids"]] == [expected[0], *expected]
+    for prompt, hit in ((first, 0), (first, 192), (longer, 192)):  # whole pages of 64, one token at least is computed
+        answer = server.generate(prompt, 6)
+        assert answer["meta_info"]["cached_tokens"] == hit
+        assert answer["output_ids"] == after_hit(bounded, prompt, 6, hit)[0]
+
+
+def test_the_launch_says_how_it_replays(server: Server) -> None:
+    assert "sglang-ced: replay bounded, window 128" in server.output()
 
 
 # -- the OpenAI API --------------------------------------------------------------------------------------------
@@ -211,6 +196,7 @@ def test_image_in_a_chat_is_refused_by_name(server: Server) -> None:
         ({"input_ids": [5] * (CONTEXT + 1)}, f"context length ({CONTEXT} tokens)"),
         ({"text": "x", "sampling_params": {"max_new_tokens": CONTEXT}}, str(CONTEXT)),
         ({"text": "x", "return_hidden_states": True}, "hidden states"),
+        ({"text": "x", "lora_path": "adapter"}, "LoRA adapter 'adapter'"),
     ],
 )
 def test_bad_request_is_answered_with_its_cause(server: Server, body: dict, cause: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import requests
 
 
-def prompt_ids(length: int, seed: int) -> list[int]:
+def prompt_ids(length: int, seed: int = 0) -> list[int]:
     """Ids of ordinary byte tokens."""
     draw = random.Random(seed)
     return [draw.randrange(10, 250) for _ in range(length)]

@@ -149,7 +149,6 @@ MISSING = object()
         ("qk_rope_head_dim", 256),
         ("index_head_dim", 120),
         ("compress_ratios", [0, 0, 2]),
-        ("compress_ratios", [0] * 2 + [2] * 18 + [1] * 21 + [0] * 3),
         ("compress_ratios", [0] * 2 + [4] * 18 + [1] * 20),
         ("compress_ratios", [0] * 3 + [2] * 17 + [1] * 20),
         ("compress_ratios", [0] * 2 + [2] * 19 + [1] * 19),

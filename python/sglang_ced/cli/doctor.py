@@ -18,7 +18,7 @@ from sglang_ced import __version__
 from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.cli.models import DEFAULT, bundled_path
 from sglang_ced.engine.offline import OfflineEngine
-from sglang_ced.kernels import registry
+from sglang_ced.kernels import cpu, registry
 
 SELF_TEST_SECONDS = 2.0
 SEAMS = "import json; from sglang_ced.plugin.seams import check_seams; print(json.dumps(check_seams()))"
@@ -97,7 +97,8 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("kernels", str(error), ok=False)
         return
     fast = [name for name, version in active.items() if version != "reference"]
-    yield Finding("kernels", f"fast: {', '.join(fast) or 'none (sgl-kernel-ext is not installed)'}")
+    why = "asked for" if cpu.available() else "sgl-kernel-ext is not installed"
+    yield Finding("kernels", f"fast: {', '.join(fast) or f'none ({why})'}")
     slow = [name for name in active if name not in fast]
     yield Finding("kernels", f"reference: {', '.join(slow) or 'none'}")
 

@@ -49,7 +49,8 @@ def fuse(streams: Tensor, keys_value: Tensor, qk_weight: Tensor, eps: float, ali
     keys, value = wide[:, : n * d].unflatten(-1, (n, d)), wide[:, n * d :]
     dot = (x * qk_weight * keys).double().sum(-1, keepdim=True).float()
     dot = dot * inverse_rms(x, eps) * inverse_rms(keys, eps) * d**-0.5
-    gate = torch.sigmoid((dot.sign() * dot.abs().clamp_min(1e-6).sqrt()).double()).float()
+    root = dot.abs().clamp_min(1e-6).double().sqrt().float()  # torch's own float32 root may miss the last place
+    gate = torch.sigmoid((dot.sign() * root).double()).float()
     if alive is not None:
         gate = gate * alive[:, None, None]
     out: Tensor = x + gate * value.unsqueeze(1)

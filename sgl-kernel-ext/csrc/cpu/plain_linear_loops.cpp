@@ -10,14 +10,14 @@ namespace {
 constexpr int64_t kBlock = 32;
 constexpr int kColumns = static_cast<int>(kPlainTile);
 static_assert(kColumns == kDotColumns);
+// So few rows take the weights as they are; for more, four columns are decoded first.
+constexpr int64_t kRowsUnpacked = 2 * kDotRows;
 // Inputs are held times 2^500 and stored weights times 2^-500, so that decoding a weight takes one multiplication.
 constexpr int kStoredShift = 500;
 
 constexpr double kE2m1[16] = {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0};
 
-bool is_stored(WeightKind kind) { return kind == WeightKind::e4m3 || kind == WeightKind::e2m1; }
-
-SGL_KERNEL_EXT_INLINE double stored_scale(uint8_t code, int shift) { return power_of_two(code - 127 + shift); }
+constexpr bool is_stored(WeightKind kind) { return kind == WeightKind::e4m3 || kind == WeightKind::e2m1; }
 
 template <typename Read>
 void widen(int64_t count, WeightKind kind, double* out, const Read& read) {
@@ -26,20 +26,29 @@ void widen(int64_t count, WeightKind kind, double* out, const Read& read) {
   for (int64_t i = count; i % 8 != 0; ++i) out[i] = 0.0;
 }
 
-// A column of the weight: eight inputs at a time. `tail` says how many of them exist.
+constexpr int64_t bits_of(WeightKind kind) {
+  return kind == WeightKind::float32 ? 32 : kind == WeightKind::bfloat16 ? 16 : kind == WeightKind::e4m3 ? 8 : 4;
+}
+
+// A column of the weight, eight inputs at a time. `factors`, one per block of 32, are made by `prepare`.
 template <WeightKind kKind>
 struct Column {
   const uint8_t* data;
   const uint8_t* scales;
+  double* factors;
 
-  Column(const PlainWeight& weight, int64_t column) {
-    constexpr int64_t kBits = kKind == WeightKind::float32    ? 32
-                              : kKind == WeightKind::bfloat16 ? 16
-                              : kKind == WeightKind::e4m3     ? 8
-                                                              : 4;
+  Column(const PlainWeight& weight, int64_t column, double* factors_room) {
     const int64_t blocks = (weight.k + kBlock - 1) / kBlock;
-    data = static_cast<const uint8_t*>(weight.data) + column * weight.k * kBits / 8;
+    data = static_cast<const uint8_t*>(weight.data) + column * weight.k * bits_of(kKind) / 8;
     scales = weight.scales + (kKind == WeightKind::e4m3 ? column / kBlock : column) * blocks;
+    factors = factors_room;
+  }
+
+  void prepare(int64_t k) const {
+    if constexpr (is_stored(kKind)) {
+      const int shift = (kKind == WeightKind::e4m3 ? kE4m3Shift : 0) - kStoredShift;
+      for (int64_t i = 0; i < (k + kBlock - 1) / kBlock; ++i) factors[i] = power_of_two(scales[i] - 127 + shift);
+    }
   }
 
   SGL_KERNEL_EXT_INLINE Eight decode(const uint8_t* p, [[maybe_unused]] int64_t first) const {
@@ -49,34 +58,24 @@ struct Column {
       return load8_bfloat16(reinterpret_cast<const uint16_t*>(p));
     } else if constexpr (kKind == WeightKind::e4m3) {
       Eight value = load8_e4m3(p);
-      const Doubles scale = all(stored_scale(scales[first / kBlock], kE4m3Shift - kStoredShift));
-      for (int i = 0; i < kParts; ++i) value.part[i] *= scale;
+      const Doubles factor = all(factors[first / kBlock]);
+      for (int i = 0; i < kParts; ++i) value.part[i] *= factor;
       return value;
     } else {
-      const double scale = stored_scale(scales[first / kBlock], -kStoredShift);
       double values[8];
       for (int i = 0; i < 4; ++i) {
-        values[2 * i] = kE2m1[p[i] & 15] * scale;
-        values[2 * i + 1] = kE2m1[p[i] >> 4] * scale;
+        values[2 * i] = kE2m1[p[i] & 15] * factors[first / kBlock];
+        values[2 * i + 1] = kE2m1[p[i] >> 4] * factors[first / kBlock];
       }
       return load8(values);
     }
   }
 
-  SGL_KERNEL_EXT_INLINE Eight get(int64_t first) const {
-    if constexpr (kKind == WeightKind::float32) return decode(data + 4 * first, first);
-    if constexpr (kKind == WeightKind::bfloat16) return decode(data + 2 * first, first);
-    if constexpr (kKind == WeightKind::e4m3) return decode(data + first, first);
-    if constexpr (kKind == WeightKind::e2m1) return decode(data + first / 2, first);
-  }
+  SGL_KERNEL_EXT_INLINE Eight get(int64_t first) const { return decode(data + first * bits_of(kKind) / 8, first); }
 
   Eight get_tail(int64_t first, int64_t k) const {
     uint8_t bytes[32] = {};
-    constexpr int64_t kBits = kKind == WeightKind::float32    ? 32
-                              : kKind == WeightKind::bfloat16 ? 16
-                              : kKind == WeightKind::e4m3     ? 8
-                                                              : 4;
-    __builtin_memcpy(bytes, data + first * kBits / 8, static_cast<uint64_t>((k - first) * kBits / 8));
+    __builtin_memcpy(bytes, data + first * bits_of(kKind) / 8, static_cast<uint64_t>((k - first) * bits_of(kKind) / 8));
     return decode(bytes, first);
   }
 
@@ -119,14 +118,19 @@ struct Column {
 template <WeightKind kKind>
 void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& weight, int64_t column, int64_t columns,
           double* scratch, double* out) {
-  const int64_t k = weight.k, steps = (k + 7) / 8, padded = steps * 8;
-  const auto at = [&](int64_t c) { return Column<kKind>(weight, column + (c < columns ? c : columns - 1)); };
+  const int64_t k = weight.k, steps = (k + 7) / 8, padded = steps * 8, blocks = (k + kBlock - 1) / kBlock;
+  const auto at = [&](int64_t c) {
+    return Column<kKind>(weight, column + (c < columns ? c : columns - 1), scratch + kColumns * padded + c * blocks);
+  };
   const Column<kKind> w[kColumns] = {at(0), at(1), at(2), at(3)};
   bool unusual[kColumns], any = false;
-  for (int c = 0; c < kColumns; ++c) any |= unusual[c] = is_stored(kKind) && w[c].is_unusual(k);
-  if (num_rows == 1 && k % 8 == 0 && !any) {
-    dots<1>(x, stride, steps, out, kColumns,
-            [&](int c, int64_t i) __attribute__((always_inline)) { return w[c].get(i); });
+  for (int c = 0; c < kColumns; ++c) {
+    any |= unusual[c] = is_stored(kKind) && w[c].is_unusual(k);
+    w[c].prepare(k);
+  }
+  if (num_rows <= kRowsUnpacked && k % 8 == 0 && !any) {
+    all_dots(x, stride, num_rows, steps, out, kColumns,
+             [&](int c, int64_t i) __attribute__((always_inline)) { return w[c].get(i); });
     return;
   }
   for (int c = 0; c < kColumns; ++c) {

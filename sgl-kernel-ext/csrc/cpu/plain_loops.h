@@ -17,8 +17,8 @@ struct PlainWeight {
   WeightKind kind;
 };
 
-// Room that `plain_tile` needs for its own use, in doubles.
-inline int64_t plain_scratch(int64_t k) { return kPlainTile * ((k + 7) / 8 * 8); }
+// Room that `plain_tile` needs for its own use, in doubles: four columns and their block scales.
+inline int64_t plain_scratch(int64_t k) { return kPlainTile * ((k + 7) / 8 * 8 + (k + 31) / 32); }
 
 // widen_*: `count` inputs as doubles, padded with zeros to a multiple of eight.
 // plain_tile: `columns` (1 to 4) columns from `column` on, of the product of x [num_rows][stride], as widened for this
