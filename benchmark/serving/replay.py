@@ -31,7 +31,7 @@ from sglang_ced.engine.offline import OfflineEngine
 
 CONFIG = Path(__file__).with_name("bench40.json")
 GOLDEN = Path(__file__).parents[2] / "test" / "golden" / "data"
-PAGE, NEW, MIXED_CHUNK, DECODE_BATCH, HITS = 64, 64, 64, 4, 8
+PAGE, NEW, MIXED_CHUNK, DECODE_BATCH, HITS = 64, 64, 16, 4, 8
 
 
 def ids(count: int, seed: int) -> list[int]:
@@ -92,7 +92,7 @@ class Bench:
 
         alone = [step([]) for _ in range(24)]
         prompt, mixed = engine.start(ids(length, 50)), []
-        while not prompt.prompt_done and len(mixed) < 4 * 1024 // DECODE_BATCH // 2:
+        while not prompt.prompt_done and len(mixed) < 1024:
             mixed.append(step([(prompt, min(MIXED_CHUNK, prompt.prompt_len - prompt.computed))]))
         alone += [step([]) for _ in range(24)]
         return statistics.median(alone) / statistics.mean(mixed)

@@ -108,12 +108,12 @@ class Attention:
         q = rope.rotate(linear(q_lora, self.wq_b).unflatten(-1, (c.num_attention_heads, c.head_dim)), cos, sin)
         kv = round_input(rope.rotate(rms_norm(linear(x, self.wkv), self.kv_norm, c.rms_norm_eps), cos, sin))
         if self.selector is not None:
-            context.selected[plan.index] = self.selector.select(x, q_lora, context)
+            groups = self.selector.select(x, q_lora, context)
+            context.keys[plan.index] = attention.join_keys(context.plan.window, groups, context.plan.num_window_rows)
         window = context.state.window.exchange(plan.index, context.plan, kv)
-        pool, groups = None, None
+        pool, keys = None, context.plan.window
         if plan.kv_source is not None and plan.index_source is not None:
-            pool, groups = context.state.global_kv.kv[plan.kv_source], context.selected[plan.index_source]
-        keys = attention.join_keys(context.plan.window, groups, len(window))
+            pool, keys = context.state.global_kv.kv[plan.kv_source], context.keys[plan.index_source]
         out = attention.attend(q, window, pool, keys, self.sink)
         out = rope.rotate(out, cos, sin, inverse=True)
         return linear(grouped_linear(out.flatten(1), self.wo_a, c.o_groups), self.wo_b)

@@ -27,7 +27,7 @@ class RopeTables:
 class HalfContext:
     """The rows that run in one half of the stack, and what its layers hand on. T = rows of the half.
 
-    selected[index source]: int64 [T, K] pool slots of the chosen groups, -1 at the end.
+    keys[index source]: int64 [T, N] key lists of its layers: window rows, then the pool slots of the chosen groups.
     candidates[source]: per span, bool [rows, groups].
     """
 
@@ -38,7 +38,7 @@ class HalfContext:
     positions: Tensor
     plain: tuple[Tensor, Tensor]
     compressed: tuple[Tensor, Tensor]
-    selected: dict[int, Tensor] = field(default_factory=dict)
+    keys: dict[int, Tensor] = field(default_factory=dict)
     candidates: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod

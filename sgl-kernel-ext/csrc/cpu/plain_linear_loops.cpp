@@ -58,14 +58,14 @@ struct Column {
       return load8_bfloat16(reinterpret_cast<const uint16_t*>(p));
     } else if constexpr (kKind == WeightKind::e4m3) {
       Eight value = load8_e4m3(p);
-      const Doubles factor = all(factors[first / kBlock]);
+      const Doubles factor = all(factors[static_cast<uint64_t>(first) / kBlock]);
       for (int i = 0; i < kParts; ++i) value.part[i] *= factor;
       return value;
     } else {
       double values[8];
       for (int i = 0; i < 4; ++i) {
-        values[2 * i] = kE2m1[p[i] & 15] * factors[first / kBlock];
-        values[2 * i + 1] = kE2m1[p[i] >> 4] * factors[first / kBlock];
+        values[2 * i] = kE2m1[p[i] & 15] * factors[static_cast<uint64_t>(first) / kBlock];
+        values[2 * i + 1] = kE2m1[p[i] >> 4] * factors[static_cast<uint64_t>(first) / kBlock];
       }
       return load8(values);
     }
