@@ -79,9 +79,20 @@ serve: setup  ## Serve the bundled checkpoint, or MODEL=DIR, on HOST=127.0.0.1 P
 # -- check ------------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: setup lint types  ## Everything that CI checks: lint, types and all tests.
+test: setup lint types  ## Everything that CI checks: lint, types and all tests but the slow ones of the server.
 	$(call say,Tests)
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -m 'not (server and slow)' $(ARGS)
+
+.PHONY: test-server-slow
+test-server-slow: setup  ## The server tests that `make test` leaves out: scheduling modes, scripts, SGLang's kits, faults.
+	@$(BIN)/pytest test/server -m slow $(ARGS)
+
+# How long `make soak` runs.
+MINUTES ?= 30
+
+.PHONY: soak
+soak: setup  ## Random traffic on a small server for MINUTES=30, every token held against the offline engine.
+	@$(BIN)/python test/server/soak.py --minutes $(MINUTES) $(ARGS)
 
 .PHONY: lint
 lint: setup  ## Check style and formatting.

@@ -1,8 +1,4 @@
-"""The whole model with fast kernels gives the logits of the references, bit for bit, in prefill, chunks and decode.
-
-`engram.fuse` runs its fast version on both sides: torch's float32 square root, of which its reference is made, is not
-rounded correctly everywhere, and the network amplifies a last place (see test_rows.py for how near the two are).
-"""
+"""The whole model with fast kernels gives the logits of the references, bit for bit, in prefill, chunks and decode."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch import Tensor
 
 import sgl_kernel_ext
 from sglang_ced.engine.offline import OfflineEngine
-from sglang_ced.kernels import engram, registry
+from sglang_ced.kernels import registry
 
 TOY = Path(registry.__file__).parents[1] / "assets" / "ced-toy"
 NEW_TOKENS = 8
@@ -36,7 +32,6 @@ def prompt(length: int, vocabulary: int = 500) -> list[int]:
 def run(path: Path, kernels: str, tokens: list[int], chunks: tuple[int, ...] = ()) -> Tensor:
     """Logits of every prompt row and of some greedy tokens."""
     engine = OfflineEngine.from_pretrained(path, kernels=kernels, max_requests=1, max_tokens=1024)
-    engram.fuse.select("cpu")
     request = engine.start(tokens)
     rows = [engine.prefill(request, chunks, all_rows=True)]
     for _ in range(NEW_TOKENS):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sgl_kernel_ext
-from sglang_ced.formats import E2m1Weight, E4m3Weight
+from sglang_ced.formats import E2m1Weight, E4m3Weight, quantize_weight_e4m3
 from sglang_ced.kernels import cpu, linear
 
 STORED = ["e4m3", "e2m1"]
@@ -64,6 +64,25 @@ def test_largest_sums_of_a_block_do_not_overflow(every_level, assert_same, kind,
     x[2] = torch.linspace(224, 448, 160).to(torch.bfloat16)
     codes, scales = torch.full((32, 160), 0x7E, dtype=torch.uint8), torch.full((32, 5), 127, dtype=torch.uint8)
     weight = E4m3Weight(codes, scales[:1]) if kind == "e4m3" else E2m1Weight(codes[:, :80] & 0 | 0x77, scales)
+    expected = linear.linear.reference(x, weight)
+    for _ in every_level():
+        assert_same(cpu.linear_(x, weight), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(kind=st.sampled_from(STORED), share=st.sampled_from([0.002, 0.02, 0.5]), seed=st.integers(0, 2**31))
+def test_values_far_below_the_largest_of_their_block_count_in_full(
+    every_level, assert_same, make_weight, make_input, kind, share, seed
+) -> None:
+    """Small inputs meet small weights: what integer sums keep apart as fine parts."""
+    generator = torch.Generator().manual_seed(seed)
+    x, value = make_input((40, 256), seed), torch.randn(48, 256, generator=generator)
+    for whole in (x, value):
+        small = torch.rand(whole.shape, generator=generator) < share
+        whole[small] *= 2.0 ** -torch.randint(8, 18, (int(small.sum()),), generator=generator)
+    weight = make_weight(kind, 48, 256)
+    if kind == "e4m3":
+        weight = E4m3Weight(*quantize_weight_e4m3(value))
     expected = linear.linear.reference(x, weight)
     for _ in every_level():
         assert_same(cpu.linear_(x, weight), expected)

@@ -26,6 +26,10 @@ def launch(**arguments: Any) -> None:
     from sglang.srt.entrypoints.http_server import launch_server
     from sglang.srt.server_args import ServerArgs
 
+    from sglang_ced.plugin import defaults
+
+    # An idle scheduler must not sleep on sockets: the runtime puts an object of its own in the place of one.
+    defaults.DEFAULTS = tuple(default for default in defaults.DEFAULTS if default.name != "sleep_on_idle")
     launch_server(ServerArgs(**arguments))
 
 
@@ -43,7 +47,7 @@ def free_counts(t: Any) -> tuple[int, int]:
 
 def owner_of(t: Any, handle: Any) -> tuple[int, int]:
     """(slot, generation) of a running request."""
-    slot = int(handle.req.req_pool_idx)
+    slot = int(handle.req.kv.req_pool_idx)
     return slot, int(t.scheduler.req_to_token_pool.req_generation[slot])
 
 
@@ -181,10 +185,11 @@ def eight_hits_take_one_forward(t: Any) -> Iterator[None]:
     yield from finish(t, start(t, 300, max_new_tokens=2))
     yield from drain(t)
     forwards, hits, replayed = stats.forwards, stats.hits, stats.replay_rows
-    handles = [start(t, 300 + i % 4, max_new_tokens=4) for i in range(8)]
-    yield
-    yield
-    assert all(handle.req.output_ids for handle in handles), "all eight are in one batch"
+    handles = [start(t, 300, max_new_tokens=4) for _ in range(8)]
+    for _ in range(10):
+        yield
+        if stats.forwards > forwards:
+            break
     assert (stats.forwards - forwards, stats.hits - hits) == (1, 8)
     assert stats.replay_rows - replayed == 8 * 128
     yield from run_until_all_finished(handles)

@@ -23,7 +23,8 @@ STOP_SECONDS = 60
 class Server:
     """One launch of SGLang with `arguments` after the model path. traced: through launcher.py, with a trace.
 
-    Servers under test are strict: a window row that is not the request's own stops them.
+    Servers under test are strict: a window row that is not the request's own stops them. (So does SGLang at a leak of
+    its pools: it counts them whenever it is idle.)
     """
 
     def __init__(

@@ -27,10 +27,13 @@ if __name__ == "__main__":
 
 
 def test_every_refused_option_is_named_at_once(launch: Launch, model: Path) -> None:
-    code, output = launch(model, "--tp-size", "2", "--kv-cache-dtype", "fp8_e4m3", "--page-size", "1")
+    words = ("--tp-size", "2", "--kv-cache-dtype", "fp8_e4m3", "--page-size", "1", "--enable-hierarchical-cache")
+    exact = ("--no-swa-bounded-replay", "--enable-encoder-swa-bounded-replay", "--enable-decoder-swa-bounded-replay")
+    code, output = launch(model, *words, *exact)
     assert code != 0
-    for option in ("--tp-size 2:", "--kv-cache-dtype fp8_e4m3:", "--page-size 1:"):
-        assert option in output
+    options = "--tp-size 2|--kv-cache-dtype fp8_e4m3|--page-size 1|--enable-hierarchical-cache".split("|")
+    for option in (*options, *exact[1:]):
+        assert f"{option}:" in output
 
 
 def test_a_plugin_that_did_not_apply_stops_the_launch(launch: Launch, model: Path) -> None:
@@ -49,7 +52,7 @@ def test_a_truncated_shard_stops_the_launch_by_name(launch: Launch, model: Path,
     assert shard.name in output.splitlines()[-1] or shard.name in output[-2000:]
 
 
-def test_engine_api_equals_the_offline_engine(model: Path, offline: OfflineEngine, tmp_path: Path) -> None:
+def test_engine_api_equals_the_offline_engine(model: Path, bounded: OfflineEngine, tmp_path: Path) -> None:
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)
     done = subprocess.run(
@@ -58,4 +61,4 @@ def test_engine_api_equals_the_offline_engine(model: Path, offline: OfflineEngin
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS ")]
     assert lines, done.stderr[-4000:]
     answers = json.loads(lines[0].removeprefix("ANSWERS "))
-    assert answers == offline.generate([[20, 30, 40], [50] * 70], 4)
+    assert answers == bounded.generate([[20, 30, 40], [50] * 70], 4)

@@ -25,7 +25,9 @@ LAUNCH = {
     "arguments": (
         *("--page-size", str(PAGE), "--chunked-prefill-size", "512", "--max-total-tokens", "16384"),
         *("--enable-metrics", "--enable-streaming-session", "--enable-session-radix-cache"),
-        *("--return-hidden-states-mode", "last", "--schedule-policy", "fcfs"),
+        *("--return-hidden-states-mode", "last"),
+        # SGLang's flags for its own replay say nothing new here.
+        *("--enable-encoder-swa-bounded-replay", "--enable-decoder-swa-bounded-replay"),
     ),
 }
 

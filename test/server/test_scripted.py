@@ -17,21 +17,24 @@ ENVIRONMENT = {"SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python", "CED_STRICT":
 
 @pytest.fixture(scope="module")
 def runtime(model: Path) -> Iterator[Any]:
-    """A server that runs scripts. Chunks of two pages, mixed with decode."""
+    """A server that runs scripts. Small chunks, mixed with decode."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setitem(os.environ, name, value)
         from sglang.test.scripted_runtime import http_server
 
+        patch.setattr(http_server, "SHUTDOWN_JOIN_TIMEOUT_S", 3)  # it is then stopped by a signal
         patch.setattr(http_server, "_launch_scripted_http_server", scripts.launch)
         server = http_server.ScriptedHttpServer.start(
             model_path=str(model),
-            page_size=16,
+            page_size=2,
             chunked_prefill_size=32,
             enable_mixed_chunk=True,
             max_total_tokens=8192,
             max_running_requests=8,
-            kv_canary="none",
+            kv_canary="none",  # it pins memory, which takes a GPU
+            kv_canary_real_data="none",
+            kv_canary_sweep_interval=0,
         )
         try:
             yield server

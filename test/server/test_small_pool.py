@@ -35,8 +35,9 @@ def test_random_traffic_equals_the_offline_engine(server: Server, check_trace: A
 
 def test_abort_in_mid_prefill_leaves_the_pool_usable(server: Server, check_trace: Any) -> None:
     prompt = prompt_ids(500, 3)
+    body = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 90}}
     with pytest.raises(requests.Timeout):
-        requests.post(f"{server.url}/generate", json={"input_ids": prompt}, timeout=0.1)
+        requests.post(f"{server.url}/generate", json=body, timeout=0.1)
     answer = server.generate(prompt, 4)
     check_trace(server, [(prompt, answer["output_ids"])], PAGE)
     assert server.post("/flush_cache").status_code == 200, "no request holds anything"
