@@ -12,15 +12,43 @@ from servers import Server
 
 pytestmark = pytest.mark.slow
 
-# The kits ask for up to 100 000 new tokens, which SGLang cuts to the context only with --allow-auto-truncate.
-ARGUMENTS = (
-    *("--enable-streaming-session", "--allow-auto-truncate", "--page-size", "16", "--chunked-prefill-size", "256"),
-    *("--max-running-requests", "32", "--max-total-tokens", "300000", "--enable-mixed-chunk"),
-)
+STREAMING = ("--enable-streaming-session", "--max-total-tokens", "300000")
+# Launch options, and the tests that run with them.
+KITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # They ask for up to 100 000 new tokens, which SGLang cuts to the context only with --allow-auto-truncate.
+    "wide": (
+        (
+            *(*STREAMING, "--allow-auto-truncate", "--enable-mixed-chunk"),
+            *("--page-size", "16", "--chunked-prefill-size", "256", "--max-running-requests", "32"),
+        ),
+        (
+            "test_health",
+            "test_health_generate",
+            "test_get_server_info",
+            "test_get_model_info",
+            "test_openai_chat_completion",
+            "test_openai_completion",
+            "test_kv_cache_inheritance",
+            "test_leak_logprob_concurrent",
+            "test_stress_concurrent_sessions",
+            "test_nth_mid_abort_recovery",
+            "test_first_mid_abort_recovery",
+            "test_preabort_recovery",
+            "test_abort_all",
+        ),
+    ),
+    # It counts on prompts of 600 tokens being more than the context.
+    "narrow": (
+        (*STREAMING, "--context-length", "512", "--page-size", "256", "--chunked-prefill-size", "4096"),
+        ("test_abort_heavy_chunked_prefill_does_not_leak",),
+    ),
+}
 
 
 @pytest.fixture(scope="module")
-def kit(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[unittest.TestCase]]:
+def kit(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[type[unittest.TestCase]]:
     """All kits in one test case, over one server."""
     from sglang.srt.utils.hf_transformers_utils import get_tokenizer
     from sglang.test.kits.abort_timeout_kit import AbortAllMixin
@@ -32,7 +60,7 @@ def kit(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[
     ):
         abort_all_num_requests = 16
 
-    server = Server(model, tmp_path_factory.mktemp("kits") / "log.txt", ARGUMENTS)
+    server = Server(model, tmp_path_factory.mktemp("kits") / "log.txt", KITS[request.param][0])
     try:
         server.wait_ready()
         Kit.base_url, Kit.process, Kit.tokenizer = server.url, server.process, get_tokenizer(str(model))
@@ -42,22 +70,7 @@ def kit(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "test_health",
-        "test_health_generate",
-        "test_get_server_info",
-        "test_get_model_info",
-        "test_openai_chat_completion",
-        "test_kv_cache_inheritance",
-        "test_leak_logprob_concurrent",
-        "test_stress_concurrent_sessions",
-        "test_nth_mid_abort_recovery",
-        "test_first_mid_abort_recovery",
-        "test_preabort_recovery",
-        "test_abort_heavy_chunked_prefill_does_not_leak",
-        "test_abort_all",
-    ],
+    ("kit", "name"), [(kit, name) for kit, (_, names) in KITS.items() for name in names], indirect=["kit"]
 )
 def test_kit(kit: Any, name: str) -> None:
     getattr(kit(name), name)()

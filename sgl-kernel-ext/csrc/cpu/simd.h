@@ -55,7 +55,15 @@ SGL_KERNEL_EXT_INLINE Doubles load(const double* p) {
 
 SGL_KERNEL_EXT_INLINE void store(double* p, Doubles value) { __builtin_memcpy(p, &value, sizeof(value)); }
 
-SGL_KERNEL_EXT_INLINE Doubles all(double value) { return Doubles{} + value; }
+SGL_KERNEL_EXT_INLINE Doubles all(double value) {
+#if defined(__AVX512F__)
+  return _mm512_set1_pd(value);
+#elif defined(__AVX2__)
+  return _mm256_set1_pd(value);
+#else
+  return Doubles{value, value};
+#endif
+}
 
 // Where it is used, the product is exact, so that fusing it with the addition changes no bit.
 SGL_KERNEL_EXT_INLINE Doubles add_product(Doubles sum, Doubles a, Doubles b) {

@@ -6,7 +6,7 @@ from sgl_kernel_ext._library import ops
 
 
 def cpu_capability() -> str:
-    """The level in use: "generic", "avx2" or "avx512"."""
+    """The level in use: "generic", "avx2" (with FMA) or "avx512" (with VNNI and VBMI: Ice Lake, Zen 4 and later)."""
     level: str = ops.cpu_capability()
     return level
 
