@@ -87,7 +87,8 @@ class Mirror:
         self.lives: dict[int, Life] = {}
         self.pages: dict[int, int] = {}  # page of the server -> page of the engine that holds what it holds
         self.writers: dict[int, Life] = {}  # page of the server -> who last began to write it
-        self.sequences: dict[tuple[int, ...], Tensor] = {}  # all tokens of an ended life -> logits of the next
+        # All tokens of an ended life -> logits of the next, of each such life: the same text can be hit differently.
+        self.sequences: dict[tuple[int, ...], list[Tensor]] = {}
 
     def follow(self, lines: Iterable[str]) -> None:
         """Take in forwards of the trace."""
@@ -104,11 +105,12 @@ class Mirror:
 
     def check_answer(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """The answer that a client got is one that the trace has, with the right last token."""
-        logits = self.sequences.get((*prompt, *output[:-1]))
-        if logits is None:
+        found = self.sequences.get((*prompt, *output[:-1]), [])
+        if not found:
             self.report.wrong.append(f"no request of the trace answers {len(prompt)} + {len(output)} tokens")
-        else:
-            self._compare(logits, output[-1], f"last token of {len(prompt)} + {len(output)} tokens")
+            return
+        logits = min(found, key=lambda logits: float(logits.max() - logits[output[-1]]))
+        self._compare(logits, output[-1], f"last token of {len(prompt)} + {len(output)} tokens")
 
     def _take(self, span: dict[str, Any]) -> None:
         life = self.lives.get(span["slot"])
@@ -134,8 +136,7 @@ class Mirror:
     def _next_turn(self, life: Life, span: dict[str, Any]) -> None:
         """A streaming session keeps its slot from one prompt to the next."""
         self._flush(life)
-        if life.tail is not None:
-            self.sequences[tuple(life.request.tokens)] = life.tail
+        self._keep_tail(life)
         life.tail = None
         self._set_prompt(life.request, span)
 
@@ -204,10 +205,13 @@ class Mirror:
 
     def _end(self, life: Life) -> None:
         self._flush(life)
-        if life.tail is not None:
-            self.sequences[tuple(life.request.tokens)] = life.tail
+        self._keep_tail(life)
         self.engine.finish(life.request)
         del self.lives[life.slot]
+
+    def _keep_tail(self, life: Life) -> None:
+        if life.tail is not None:
+            self.sequences.setdefault(tuple(life.request.tokens), []).append(life.tail.clone())
 
     def _compare(self, logits: Tensor, token: int, where: str) -> None:
         self.report.checked += 1
