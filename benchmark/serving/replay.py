@@ -162,7 +162,7 @@ def difference(model: Path, prompts: int = 16) -> dict[str, float]:
 def bound(config: CedConfig, length: int) -> float:
     """Largest possible ratio for a cold prompt if every layer costs the same per row.
 
-    Decoder layers score twice as many groups as encoder layers do (ratio 1 against 2), so a measured ratio may lie above.
+    Decoder layers score twice as many groups as encoder layers do, so a measured ratio may lie above it.
     """
     encoder, decoder, window = config.num_encoder_layers, config.num_decoder_layers, config.sliding_window
     return length * (encoder + decoder) / (length * encoder + min(window, length) * decoder)
