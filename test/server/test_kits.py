@@ -70,7 +70,10 @@ def kit(
 
 
 @pytest.mark.parametrize(
-    ("kit", "name"), [(kit, name) for kit, (_, names) in KITS.items() for name in names], indirect=["kit"]
+    ("kit", "name"),
+    [(kit, name) for kit, (_, names) in KITS.items() for name in names],
+    indirect=["kit"],
+    scope="module",  # else every test gets a server of its own
 )
 def test_kit(kit: Any, name: str) -> None:
     getattr(kit(name), name)()
