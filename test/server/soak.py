@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import threading
@@ -47,7 +48,7 @@ class Watcher(threading.Thread):
     """Takes the trace in as it grows, and the resident memory of the server's processes every second."""
 
     def __init__(self, server: Server, mirror: Mirror) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.server, self.mirror, self.stopped = server, mirror, threading.Event()
         self.memory: list[int] = []
         self.failure: BaseException | None = None
@@ -140,6 +141,7 @@ def main() -> int:
     parser.add_argument("--replay", choices=MODES, default="bounded")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # the server is then stopped as well
     with tempfile.TemporaryDirectory() as folder:
         result = soak(given.minutes, given.clients, given.replay, given.seed, Path(folder))
     print(json.dumps(result))

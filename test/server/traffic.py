@@ -40,6 +40,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         self._lock, self._texts = threading.Lock(), [prompt_ids(40, self.seed)]
+        self._stopped = False
 
     def run(self, clients: int, count: int | None = None, seconds: float | None = None) -> None:
         """Send `count` requests, or for `seconds`, from as many clients at a time."""
@@ -52,12 +53,17 @@ class Traffic:
                 self._one(draw, http)
 
         with ThreadPoolExecutor(clients) as pool:
-            list(pool.map(client, range(clients)))
+            try:
+                list(pool.map(client, range(clients)))
+            except BaseException:
+                self._stopped = True
+                raise
 
     def _counter(self, count: int | None, end: float | None) -> Callable[[], bool]:
         def more() -> bool:
             with self._lock:
-                if (count is not None and self.sent >= count) or (end is not None and time.monotonic() > end):
+                late = end is not None and time.monotonic() > end
+                if self._stopped or late or (count is not None and self.sent >= count):
                     return False
                 self.sent += 1
                 return True
