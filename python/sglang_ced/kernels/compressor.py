@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_ced.kernels.mhc import add_up
 from sglang_ced.kernels.registry import op
+from sglang_ced.kernels.sums import add_up
 
 
 @op

@@ -8,17 +8,9 @@ from torch import Tensor
 from sglang_ced.kernels.linear import matmul
 from sglang_ced.kernels.norm import inverse_rms
 from sglang_ced.kernels.registry import op
+from sglang_ced.kernels.sums import add_up
 
 NORM_EPS = 1e-20
-
-
-def add_up(x: Tensor, dim: int) -> Tensor:
-    """Sum of a few terms, first to last, in the dtype of x; the dimension stays with size 1."""
-    terms: tuple[Tensor, ...] = x.split(1, dim)
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 @op

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from sglang_ced.formats import Weight
 from sglang_ced.kernels.linear import linear, matmul
-from sglang_ced.kernels.mhc import add_up
 from sglang_ced.kernels.registry import op
+from sglang_ced.kernels.sums import add_up
 
 
 class ExpertWeights(NamedTuple):
