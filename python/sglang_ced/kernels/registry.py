@@ -6,9 +6,12 @@ a sum nor the shape of the batch shows in the result. Short sums are float32 in 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
+
+import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,18 +58,30 @@ def op(reference: Callable[P, R]) -> Op[P, R]:
     return made
 
 
-def activate(mode: str | None = None) -> dict[str, str]:
+def activate(mode: str | None = None, device: str | torch.device = "cpu") -> dict[str, str]:
     """Choose the version of every op; returns op name -> active version.
 
-    mode: "auto" (the fast versions this machine can run), "reference", or None = $CED_KERNELS, else auto.
-    Raises ValueError for any other word.
+    mode: "auto" (the fast versions for `device`), "reference", or None = $CED_KERNELS, else auto. device: where the
+    tensors will be; CUDA devices run the Triton versions. Raises ValueError for any other word, RuntimeError for a
+    CUDA device without Triton.
     """
     mode = mode or os.environ.get(ENVIRONMENT) or "auto"
     if mode not in MODES:
         raise ValueError(f"kernels: {mode!r} is not one of {', '.join(MODES)} (flag --ced-kernels or ${ENVIRONMENT})")
-    from sglang_ced.kernels import cpu
-
-    backend = "cpu" if mode == "auto" and cpu.available() else "reference"
+    backend = _fast_backend(torch.device(device)) if mode == "auto" else "reference"
     for each in OPS.values():
         each.select(backend)
     return {name: each.active for name, each in sorted(OPS.items())}
+
+
+def _fast_backend(device: torch.device) -> str:
+    """Imports, and thereby registers, the fast versions for a device."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise RuntimeError(f"kernels: device {device} needs Triton: pip install triton, or run the references")
+        from sglang_ced.kernels import triton  # noqa: F401
+
+        return "triton"
+    from sglang_ced.kernels import cpu
+
+    return "cpu" if device.type == "cpu" and cpu.available() else "reference"

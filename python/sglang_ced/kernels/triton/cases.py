@@ -1,0 +1,58 @@
+"""Calls of every op at the sizes of the released model, with tensors that have no memory: what `compile` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from sglang_ced.formats import BLOCK, E2m1Weight, E4m3Weight, Weight
+from sglang_ced.kernels.triton import linear
+
+# DeepSeek-V4.1-Flash (docs/explanation/architecture.md).
+HIDDEN, HEADS, HEAD_DIM, ROPE_DIM, INNER, EXPERTS, TOP_K = 5120, 64, 512, 64, 2304, 384, 6
+STREAMS, INDEX_HEADS, INDEX_DIM, GROUPS, WINDOW = 4, 32, 128, 8, 128
+FEW, MANY = 1, 2048
+
+
+def floats(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def wide(*shape: int) -> Tensor:
+    return floats(*shape, dtype=torch.float32)
+
+
+def ints(*shape: int) -> Tensor:
+    return floats(*shape, dtype=torch.int64)
+
+
+def octets(*shape: int) -> Tensor:
+    return floats(*shape, dtype=torch.uint8)
+
+
+def weight(form: str, n: int, k: int) -> Weight:
+    if form == "e4m3":
+        return E4m3Weight(octets(n, k), octets(-(-n // BLOCK), -(-k // BLOCK)))
+    return E2m1Weight(octets(n, k // 2), octets(n, k // BLOCK)) if form == "e2m1" else floats(n, k)
+
+
+Case = tuple[str, Callable[..., object], tuple[object, ...]]
+
+
+def _linear() -> Iterator[Case]:
+    yield "linear.round_input", linear.round_input, (floats(MANY, HIDDEN),)
+    for rows in (FEW, 64, MANY):
+        for form in ("e4m3", "e2m1", "bfloat16"):
+            yield (
+                f"linear.linear, {form}, {rows} rows",
+                linear.linear_,
+                (floats(rows, HIDDEN), weight(form, 512, HIDDEN)),
+            )
+        x = floats(rows, HEADS * HEAD_DIM)
+        yield f"linear.grouped_linear, {rows} rows", linear.grouped_linear, (x, weight("e4m3", 8192, 4096), GROUPS)
+        yield f"linear.matmul, float32, {rows} rows", linear.matmul, (wide(rows, HIDDEN), wide(512, HIDDEN))
+
+
+CASES: list[Case] = [*_linear()]
