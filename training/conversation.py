@@ -1,0 +1,125 @@
+"""Conversations of `ced-tiny` as token ids, in the published chat format, with the answers marked.
+
+Turns of all skills are mixed in one conversation, so that facts are asked for at every distance and an answer has few
+tokens between it and the next: a sequence is mostly signal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from sglang_ced.checkpoint.tokenizer import BOS, EOS, IMAGE
+from training import skills
+from training.skills import Turn
+
+USER, ASSISTANT, SYSTEM = "<｜User｜>", "<｜Assistant｜>", "<｜System｜>"
+THINK, NO_THINK, DSML = "<think>", "</think>", "｜DSML｜"
+NOTED = "Noted."
+# How often each kind of turn comes; `tell` adds facts.
+MIX = {"recall": 5.0, "fact": 4.0, "sum": 3.0, "pattern": 2.0, "edit": 2.0, "chat": 0.7, "tell": 1.5}
+
+SystemText = Callable[[Sequence[skills.Tool], bool], str]
+
+
+@dataclass
+class Example:
+    """ids of one conversation; `answers`: (skill, first, end) of every answer, its end-of-text token included."""
+
+    ids: list[int] = field(default_factory=list)
+    answers: list[tuple[str, int, int]] = field(default_factory=list)
+
+
+class Writer:
+    """Renders turns of one conversation. system_text gives the system turn for tools and thinking (see `system`)."""
+
+    def __init__(self, tokenizer: Tokenizer, system_text: SystemText) -> None:
+        self.tokenizer, self.system_text = tokenizer, system_text
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def start(self, tools: Sequence[skills.Tool] = (), thinking: bool = False) -> Example:
+        text = BOS + (self.system_text(tools, thinking) if tools or thinking else "")
+        return Example(self.encode(text))
+
+    def add(self, example: Example, turn: Turn, thinking: bool = False) -> None:
+        """Append the question, and the answer as what is to be learnt."""
+        answer = call_text(turn.calls) if turn.calls else turn.answer
+        example.ids += self.encode(USER + turn.user + ASSISTANT + (THINK if thinking else NO_THINK))
+        first = len(example.ids)
+        example.ids += self.encode((NO_THINK if thinking else "") + answer + EOS)
+        example.answers.append((turn.skill, first, len(example.ids)))
+
+
+def call_text(calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Tool calls in the model's tag syntax."""
+    lines = [f"\n\n<{DSML} calls>"]
+    for name, arguments in calls:
+        lines.append(f'<{DSML} invoke name="{name}">')
+        for parameter, value in arguments.items():
+            is_text = isinstance(value, str)
+            shown = value if is_text else json.dumps(value)
+            lines.append(f'<{DSML} parameter name="{parameter}" string="{str(is_text).lower()}">{shown}</{DSML} parameter>')
+        lines.append(f"</{DSML} invoke>")
+    return "\n".join([*lines, f"</{DSML} calls>"])
+
+
+def system_text() -> SystemText:
+    """The system turn as the publisher's own renderer writes it (package `deepseek_recipe`, which comes with SGLang)."""
+    import deepseek_recipe
+
+    special = deepseek_recipe.SpecialTokens(image=IMAGE)
+    options = deepseek_recipe.ConversionOptions().with_special_tokens(special)
+    encoding = deepseek_recipe.DeepseekV41Encoding().with_special_tokens(special)
+
+    def text(tools: Sequence[skills.Tool], thinking: bool) -> str:
+        body: dict[str, Any] = {
+            "model": "DeepSeek-V4.1-Flash",
+            "messages": [{"role": "user", "content": ""}],
+            "thinking": {"type": "enabled" if thinking else "disabled"},
+        }
+        if tools:
+            body["tools"] = [tool.schema() for tool in tools]
+        rendered = encoding.render_conversation(deepseek_recipe.ChatCompletionRequest(body).convert(options).conversation)
+        system: str = rendered.prompt.removeprefix(BOS).split(USER)[0]
+        return system
+
+    return text
+
+
+def conversation(writer: Writer, random: Random, length: int, mix: dict[str, float] = MIX) -> Example:
+    """One conversation of at least `length` tokens; cut it there."""
+    thinking = random.random() < 0.03
+    with_tools = length >= 448 and random.random() < 0.35
+    tools = skills.tools(random, random.randint(1, 2)) if with_tools else []
+    example = writer.start(tools, thinking)
+    notes = skills.Notes(random)
+    filler = random.choice((0.0, 0.0, 0.5))
+    if random.random() < 0.85:
+        share = random.random() * (0.3 if tools else 0.75)
+        count = max(2, int(share * (length - len(example.ids)) / (5 + 6 * filler)))
+        writer.add(example, Turn("noted", notes.tell(count, filler), NOTED), thinking)
+    while len(example.ids) < length:
+        for turn in _next(random, notes, tools, mix):
+            writer.add(example, turn, thinking)
+    return example
+
+
+def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool], mix: dict[str, float]) -> list[Turn]:
+    if tools and random.random() < 0.6:
+        return [random.choice(tools).use(random)]
+    kinds = [k for k in mix if k != "recall" or notes.owners]
+    kind = random.choices(kinds, [mix[k] for k in kinds])[0]
+    if kind == "tell":
+        text = notes.tell(random.randint(1, 4))
+        if random.random() < 0.5 and notes.owners and text:  # told and asked in one breath
+            asked = notes.ask()
+            return [Turn("recall", f"{text} {asked.user}", asked.answer, distance=asked.distance)]
+        return [Turn("noted", text, NOTED)] if text else []
+    return [notes.ask() if kind == "recall" else skills.SIMPLE[kind](random)]

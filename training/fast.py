@@ -1,0 +1,192 @@
+"""`reference.py` made quick enough to train with: the same functions, evaluated for whole batches of short texts.
+
+What differs from the reference, and is held equal to it by `test/training/test_fast.py`:
+
+- attention is one dense masked product over all keys instead of a gather per token (quick up to about a thousand tokens);
+- the small functions of the hyper-connections are compiled;
+- floors of bounded replay may differ from text to text.
+
+What is new: the indexer's own loss. Which groups are picked has no gradient, so its scores are taught to follow the
+attention that the layer pays (KL divergence, gradients stop at its inputs), as DeepSeek's sparse attention does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sglang_ced import formats, reference
+from sglang_ced.config import CedConfig
+from sglang_ced.reference import Attention, MoE, Numerics, Reference, Shared, rope_frequencies, rotate
+
+HIDDEN = -1e30
+QUICK = Numerics(
+    fake_quant=False,
+    storage=torch.float32,
+    accumulate=torch.float32,
+    partial_sums=False,
+    softmax_block=1 << 30,
+)
+
+
+@dataclass
+class Lesson:
+    """What one forward of a training step adds to `Shared`.
+
+    sparse: attend to the indexer's groups only; else to all. encoder_floor, decoder_floor: int64 [B] or None.
+    index_losses: filled in by the layers that own a selection.
+    """
+
+    sparse: bool = True
+    teach_indexer: bool = False
+    encoder_floor: Tensor | None = None
+    decoder_floor: Tensor | None = None
+    index_losses: list[Tensor] = field(default_factory=list)
+    window_masks: dict[bool, Tensor] = field(default_factory=dict)
+
+
+class FastAttention(Attention):
+    """Attention over dense masked keys. `lesson` is set by `FastReference` for each forward."""
+
+    lesson: Lesson
+
+    def forward(self, x: Tensor, shared: Shared) -> Tensor:
+        c, num, tokens = self.config, self.numerics, x.shape[1]
+        positions = torch.arange(tokens, device=x.device)
+        freq = rope_frequencies(c, compressed=self.plan.ratio > 0)
+        q_lora = self.q_norm(self.wq_a(x))
+        q = rotate(self.wq_b(q_lora).unflatten(-1, (c.num_attention_heads, c.head_dim)), positions, freq)
+        keys = num.quant(formats.fake_quant_e4m3, rotate(self.kv_norm(self.wkv(x)), positions, freq))
+        mask = self._window_mask(x.shape[0], tokens)
+        if self.plan.ratio:
+            allowed = self._allowed(x, q, q_lora, positions, freq, shared)
+            keys = torch.cat((keys, shared.latents[self.plan.kv_source or 0]), 1)
+            mask = torch.cat((mask, allowed.expand(x.shape[0], -1, -1)), 2)
+        out = dense_attention(q, keys, mask, self.attn_sink)
+        return self.wo_b(self._project_groups(rotate(out, positions, freq, inverse=True)))
+
+    def _window_mask(self, batch: int, tokens: int) -> Tensor:
+        """float32 [B, T, T]: 0 = in the window, above the row's floor."""
+        lesson, half = self.lesson, self.plan.is_decoder
+        if half not in lesson.window_masks:
+            row, key = torch.arange(tokens)[:, None], torch.arange(tokens)
+            seen = ((key <= row) & (key > row - self.config.sliding_window)).expand(batch, -1, -1)
+            floor = lesson.decoder_floor if half else lesson.encoder_floor
+            if floor is not None:
+                floor = floor[:, None, None]
+                seen = seen & ((row < floor) | (key >= floor))
+            lesson.window_masks[half] = torch.where(seen, 0.0, HIDDEN)
+        return lesson.window_masks[half]
+
+    def _allowed(
+        self, x: Tensor, q: Tensor, q_lora: Tensor, positions: Tensor, freq: Tensor, shared: Shared
+    ) -> Tensor:
+        """float32 [B or 1, T, G]: 0 = the row attends to this group."""
+        plan, lesson, c = self.plan, self.lesson, self.config
+        if plan.owns_kv:
+            latents = self.compressor(x)
+            first = torch.arange(latents.shape[1]) * plan.ratio
+            shared.index_keys[plan.index] = self.indexer.keys(latents.detach(), first, freq)
+            rotated = rotate(latents, first, freq)
+            shared.latents[plan.index] = self.numerics.quant(formats.fake_quant_e2m1_e4m3, rotated)
+        keys = shared.index_keys[plan.kv_source or 0]
+        visible = (positions + 1) // plan.ratio
+        hidden = torch.arange(keys.shape[1]) >= visible[:, None]
+        if not (lesson.sparse or lesson.teach_indexer):
+            return torch.where(hidden, HIDDEN, 0.0)[None]
+        if plan.owns_selection:
+            scores = self.indexer.scores(x.detach(), q_lora.detach(), keys, positions, freq)
+            if lesson.teach_indexer:
+                latents = shared.latents[plan.kv_source or 0]
+                lesson.index_losses.append(index_loss(scores, q.detach(), latents.detach(), hidden))
+            shared.selected[plan.index] = self._selection(scores.detach(), hidden, visible, shared)
+        if not lesson.sparse:
+            return torch.where(hidden, HIDDEN, 0.0)[None]
+        return shared.selected[plan.index_source or 0]
+
+    def _selection(self, scores: Tensor, hidden: Tensor, visible: Tensor, shared: Shared) -> Tensor:
+        """float32 [B, T, G]: 0 for the groups that the reference would pick."""
+        c = self.config
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if self.plan.candidate_source is not None:
+            scores = scores.masked_fill(~shared.candidates[self.plan.candidate_source], -torch.inf)
+        elif self.plan.index == c.candidate_source_layer_id:
+            shared.candidates[self.plan.index] = reference.candidate_groups(
+                scores, visible, c.candidate_topk_blocks, c.candidate_block_size
+            )
+        groups = reference.top_groups(scores, c.index_topk)
+        allowed = torch.full((*scores.shape[:2], scores.shape[2] + 1), HIDDEN)
+        allowed.scatter_(2, torch.where(groups < 0, scores.shape[2], groups), 0.0)
+        return allowed[..., :-1]
+
+
+def dense_attention(q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
+    """q [B, T, H, D], keys [B, K, D] (also the values), mask float32 [B, T, K], sink [H] -> [B, T, H, D].
+
+    The sink is one more key, which only the head's own extra dimension sees, and whose value is zero.
+    """
+    batch, tokens, heads, dim = q.shape
+    scale, extra = dim**-0.5, -heads % 8 + heads
+    marks = torch.eye(heads, extra).expand(batch, tokens, -1, -1)
+    q = torch.cat((q, marks), -1).transpose(1, 2)
+    sink_key = F.pad(sink / scale, (dim, extra - heads)).expand(batch, 1, -1)
+    keys = torch.cat((F.pad(keys, (0, extra)), sink_key), 1).unsqueeze(1).expand(-1, heads, -1, -1)
+    mask = F.pad(mask, (0, 1)).unsqueeze(1)
+    out = F.scaled_dot_product_attention(q, keys, keys, attn_mask=mask, scale=scale)
+    return out[..., :dim].transpose(1, 2)
+
+
+def index_loss(scores: Tensor, q: Tensor, latents: Tensor, hidden: Tensor, every: int = 4) -> Tensor:
+    """KL divergence of the indexer's distribution from the heads' mean attention over groups, on every 4th row."""
+    scores, q, hidden = scores[:, every - 1 :: every], q[:, every - 1 :: every], hidden[every - 1 :: every]
+    with torch.no_grad():
+        attention = torch.einsum("bthd,bgd->bthg", q, latents) * q.shape[-1] ** -0.5
+        target = attention.masked_fill(hidden[:, None], HIDDEN).softmax(-1).mean(2)
+    log = scores.masked_fill(hidden, HIDDEN).log_softmax(-1)
+    divergence = (target * (target.clamp_min(1e-9).log() - log)).masked_fill(hidden, 0.0).sum(-1)
+    return divergence[:, ~hidden.all(-1)].mean()
+
+
+class FastMoE(MoE):
+    """MoE that remembers how many tokens each expert got."""
+
+    last_load: Tensor
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen, weights = super().route(x)
+        self.last_load = chosen.flatten().bincount(minlength=self.config.n_routed_experts).float()
+        return chosen, weights
+
+
+class FastReference(Reference):
+    """`Reference` with FastAttention. `lesson` None = sparse, no floors, no indexer loss."""
+
+    def __init__(self, config: CedConfig, token_map: Tensor, numerics: Numerics = QUICK) -> None:
+        super().__init__(config, token_map, numerics)
+        for block in self.layers:
+            block.attn.__class__ = FastAttention
+            block.ffn.__class__ = FastMoE
+
+    def hidden(self, ids: Tensor, lesson: Lesson | None = None) -> Tensor:
+        """Final normed states [B, T, d], before the head."""
+        lesson = lesson or Lesson()
+        for block in self.layers:
+            block.attn.lesson = lesson
+        streams, pre_mix, shared = self.start(ids)
+        for layer, block in enumerate(self.layers):
+            streams = self.engram(layer, streams, shared)
+            streams, pre_mix = block(streams, pre_mix, shared)
+        return self.norm(reference.collapse(streams, pre_mix, self.numerics))
+
+
+def compile_small_functions() -> None:
+    """Compile the hyper-connections: many tiny operations over all streams. Needs a C++ compiler, once, for a minute."""
+    for owner, name in (
+        (reference.HyperConnection, "forward"),
+        (reference, "expand"),
+        (reference, "collapse"),
+    ):
+        setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False))

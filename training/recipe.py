@@ -1,0 +1,50 @@
+"""The recipe of `ced-tiny`: stages, learning rates, seed. `train.py` follows it and resumes wherever it stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SEED = 20261130
+TOKENS_PER_STEP = 4096
+WARMUP_STEPS = 50
+MATRIX_RATE = 4e-3
+OTHER_RATE = 4e-3
+TABLE_RATE = 2e-2
+PROMPT_WEIGHT = 0.1
+INDEX_WEIGHT = 0.2
+BALANCE_RATE = 2e-3
+
+
+@dataclass(frozen=True)
+class Stage:
+    """steps: last step of the stage. lengths: tokens per text, drawn per step. rate: learning rate at start and end,
+    as shares of the full one. floors: share of texts that see a replay boundary."""
+
+    name: str
+    steps: int
+    lengths: tuple[int, ...]
+    sparse: bool = False
+    teach_indexer: bool = False
+    fake_quant: bool = False
+    floors: float = 0.0
+    rate: tuple[float, float] = (1.0, 1.0)
+
+
+STAGES = (
+    Stage("short", 1200, (128,)),
+    Stage("long", 1600, (256, 512), teach_indexer=True),
+    Stage("sparse", 2400, (256, 512), sparse=True, teach_indexer=True, floors=0.5),
+    Stage("anneal", 3000, (256, 512), True, True, True, 0.5, rate=(1.0, 0.05)),
+)
+
+
+def stage_of(step: int) -> Stage:
+    return next((stage for stage in STAGES if step < stage.steps), STAGES[-1])
+
+
+def rate_of(step: int) -> float:
+    """Share of the full learning rate at a step."""
+    stage = stage_of(step)
+    begin = max((s.steps for s in STAGES if s.steps <= step), default=0)
+    done = (step - begin) / max(1, stage.steps - begin)
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (stage.rate[0] + (stage.rate[1] - stage.rate[0]) * min(1.0, done))

@@ -1,0 +1,219 @@
+"""Train `ced-tiny`: `python -m training.train --out build/ced-tiny`. Resumes from what `--out` holds.
+
+Writes there: state.pt (everything that a later run needs), curve.jsonl (loss and accuracy by step), tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from sglang_ced.checkpoint.token_map import token_classes
+from sglang_ced.checkpoint.writer import random_tensors
+from sglang_ced.config import CedConfig
+from sglang_ced.reference import published_name
+from training import conversation, fast, recipe, shape, tokenizer
+from training.muon import Muon
+
+EVAL_TEXTS, EVAL_LENGTH, EVAL_EVERY, SAVE_SECONDS = 32, 256, 100, 180
+
+
+class Data:
+    """Batches of conversations; batch n is a function of the seed and n."""
+
+    def __init__(self, tokens: Tokenizer, seed: int) -> None:
+        self.writer, self.seed = conversation.Writer(tokens, conversation.system_text()), seed
+
+    def batch(self, name: str, count: int, length: int) -> tuple[Tensor, Tensor, list[conversation.Example]]:
+        """ids [B, length + 1]; is_answer bool [B, length]: whether the next token is part of an answer."""
+        random = Random(f"{self.seed} {name}")
+        examples = [conversation.conversation(self.writer, random, length + 1) for _ in range(count)]
+        ids = torch.tensor([example.ids[: length + 1] for example in examples])
+        answer = torch.zeros(count, length + 1, dtype=torch.bool)
+        for row, example in enumerate(examples):
+            for _, first, end in example.answers:
+                answer[row, first:end] = True
+        return ids, answer[:, 1:], examples
+
+
+def initial_model(config: CedConfig, token_map: Tensor) -> fast.FastReference:
+    model = fast.FastReference(config, token_map)
+    values = dict(random_tensors(config, recipe.SEED))
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(values[published_name(name)])
+        if name.endswith(("wo_b.weight", "w2.weight")):
+            parameter.data.mul_(0.3)
+        if name.endswith("embed.weight"):
+            parameter.data.mul_(0.5)
+        if name.endswith("gate.bias"):
+            parameter.requires_grad_(False).zero_()
+    return model
+
+
+class Trainer:
+    def __init__(self, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out, self.step, self.tokens = out, 0, 0
+        tokens = tokenizer.write(out)
+        self.config = CedConfig.from_dict(shape.config(tokens))
+        self.data = Data(tokens, recipe.SEED)
+        self.model = initial_model(self.config, torch.tensor(token_classes(tokens)))
+        self.optimisers = self._optimisers()
+        if (out / "state.pt").exists():
+            self._load()
+        self.held_out = self.data.batch("held out", EVAL_TEXTS, EVAL_LENGTH)
+
+    def _optimisers(self) -> list[torch.optim.Optimizer]:
+        matrices, tables, others = [], [], []
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            if name.endswith("engram.embed.weight"):
+                tables.append(parameter)
+            elif parameter.dim() == 2 and not any(part in name for part in ("embed", "head", "gate.", "hc_", "_weight")):
+                matrices.append(parameter)
+            else:
+                others.append(parameter)
+        rest = [{"params": others, "full": recipe.OTHER_RATE}, {"params": tables, "full": recipe.TABLE_RATE}]
+        adam = torch.optim.Adam(rest, lr=recipe.OTHER_RATE, betas=(0.9, 0.98), eps=1e-10)
+        muon = Muon(matrices, recipe.MATRIX_RATE)
+        muon.param_groups[0]["full"] = recipe.MATRIX_RATE
+        return [muon, adam]
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def train_step(self) -> dict[str, float]:
+        stage, random = recipe.stage_of(self.step), Random(f"{recipe.SEED} step {self.step}")
+        self._set_numerics(stage.fake_quant)
+        length = random.choice(stage.lengths)
+        ids, answer, _ = self.data.batch(f"step {self.step}", recipe.TOKENS_PER_STEP // length, length)
+        lesson = fast.Lesson(stage.sparse, stage.teach_indexer, *self._floors(stage, random, len(ids), length))
+        states = self.model.hidden(ids[:, :-1], lesson)
+        losses = F.cross_entropy(self.model.head(states).flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        losses, chosen = losses.view_as(answer), answer.float()
+        answer_loss = (losses * chosen).sum() / chosen.sum()
+        prompt_loss = (losses * (1 - chosen)).mean()
+        index_loss = torch.stack(lesson.index_losses).sum() if lesson.index_losses else torch.zeros(())
+        (answer_loss + recipe.PROMPT_WEIGHT * prompt_loss + recipe.INDEX_WEIGHT * index_loss).backward()
+        self._update()
+        self.step += 1
+        self.tokens += answer.numel()
+        return {"answer": answer_loss.item(), "prompt": prompt_loss.item(), "index": index_loss.item()}
+
+    def _floors(self, stage: recipe.Stage, random: Random, count: int, length: int) -> list[Tensor | None]:
+        """A boundary of bounded replay in some texts: the same row for both halves, or a later one for the decoder."""
+        if not stage.floors:
+            return [None, None]
+        pairs = []
+        for _ in range(count):
+            first = random.randrange(length) if random.random() < stage.floors else 0
+            pairs.append((first, random.randrange(first, length) if random.random() < 0.5 else first))
+        return list(torch.tensor(pairs).unbind(1))
+
+    def _update(self) -> None:
+        share = recipe.rate_of(self.step)
+        torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["full"] * share
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        for block in self.model.layers:
+            balance(block.ffn, share)
+
+    def _set_numerics(self, fake_quant: bool) -> None:
+        for module in self.model.modules():
+            if hasattr(module, "numerics") and module.numerics.fake_quant != fake_quant:
+                module.numerics = replace(module.numerics, fake_quant=fake_quant)
+
+    # -- measuring, keeping -------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def accuracy(self) -> dict[str, float]:
+        """Share of answers all of whose tokens are the most likely ones, by skill, on held-out texts."""
+        ids, _, examples = self.held_out
+        stage = recipe.stage_of(self.step)
+        right: dict[str, list[bool]] = defaultdict(list)
+        best = self.model.head(self.model.hidden(ids[:, :-1], fast.Lesson(stage.sparse))).argmax(-1)
+        hit = best == ids[:, 1:]
+        for row, example in enumerate(examples):
+            for skill, first, end in example.answers:
+                if end <= ids.shape[1]:
+                    right[skill].append(bool(hit[row, first - 1 : end - 1].all()))
+        return {skill: sum(r) / len(r) for skill, r in sorted(right.items())}
+
+    def save(self) -> None:
+        state = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "model": self.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+        }
+        torch.save(state, self.out / "state.partial")
+        os.replace(self.out / "state.partial", self.out / "state.pt")
+
+    def _load(self) -> None:
+        state: dict[str, Any] = torch.load(self.out / "state.pt")
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.model.load_state_dict(state["model"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+
+    def run(self, until: int) -> None:
+        started = saved = time.monotonic()
+        begun, sums = self.tokens, defaultdict[str, float](float)
+        while self.step < until:
+            for name, value in self.train_step().items():
+                sums[name] += value
+            if self.step % EVAL_EVERY == 0 or self.step == until:
+                count = (self.step - 1) % EVAL_EVERY + 1
+                row: dict[str, Any] = {"step": self.step, "stage": recipe.stage_of(self.step - 1).name}
+                row |= {name: round(total / count, 4) for name, total in sums.items()}
+                row |= {"accuracy": {k: round(v, 3) for k, v in self.accuracy().items()}}
+                speed = (self.tokens - begun) / (time.monotonic() - started)
+                with (self.out / "curve.jsonl").open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(json.dumps(row), f"{speed:.0f} tok/s", flush=True)
+                sums.clear()
+            if time.monotonic() - saved > SAVE_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+
+@torch.no_grad()
+def balance(moe: Any, share: float) -> None:
+    """Raise the bias of experts that got few tokens in the last forward, lower that of the others."""
+    load = moe.last_load
+    moe.gate.bias += recipe.BALANCE_RATE * share * torch.sign(load.mean() - load)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train ced-tiny; resumes from --out.")
+    parser.add_argument("--out", type=Path, default=Path("build/ced-tiny"))
+    parser.add_argument("--until", type=int, default=recipe.STAGES[-1].steps, help="step to stop at")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--no-compile", action="store_true", help="no C++ compiler at hand: slower")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if not options.no_compile:
+        fast.compile_small_functions()
+    Trainer(options.out).run(options.until)
+
+
+if __name__ == "__main__":
+    main()
