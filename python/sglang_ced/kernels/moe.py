@@ -23,6 +23,12 @@ class ExpertWeights(NamedTuple):
     w3: Weight
 
 
+class Experts(tuple[ExpertWeights, ...]):
+    """All experts of a layer. A fast version may keep in `prepared` what it derives from them once."""
+
+    prepared: object = None
+
+
 @op
 def route(
     x: Tensor, weight: Tensor, bias: Tensor, top_k: int, scale: float, temperature: float = 1.0

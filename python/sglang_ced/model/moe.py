@@ -12,7 +12,7 @@ class MixtureOfExperts:
     def __init__(self, checkpoint: Checkpoint, layer: int) -> None:
         config, name = checkpoint.config, f"layers.{layer}.ffn"
         self.gate, self.bias = checkpoint.tensor(f"{name}.gate.weight"), checkpoint.tensor(f"{name}.gate.bias")
-        self.experts = [_expert(checkpoint, f"{name}.experts.{e}") for e in range(config.n_routed_experts)]
+        self.experts = moe.Experts(_expert(checkpoint, f"{name}.experts.{e}") for e in range(config.n_routed_experts))
         self.shared = _expert(checkpoint, f"{name}.shared_experts")
         self.top_k, self.scale = config.num_experts_per_tok, config.routed_scaling_factor
         self.temperature, self.limit = config.gate_temp, config.swiglu_limit

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sglang_ced.formats import BLOCK, E2m1Weight, E4m3Weight, Weight
-from sglang_ced.kernels.triton import linear
+from sglang_ced.kernels.moe import Experts, ExpertWeights
+from sglang_ced.kernels.triton import linear, moe
 
 # DeepSeek-V4.1-Flash (docs/explanation/architecture.md).
 HIDDEN, HEADS, HEAD_DIM, ROPE_DIM, INNER, EXPERTS, TOP_K = 5120, 64, 512, 64, 2304, 384, 6
@@ -55,4 +56,18 @@ def _linear() -> Iterator[Case]:
         yield f"linear.matmul, float32, {rows} rows", linear.matmul, (wide(rows, HIDDEN), wide(512, HIDDEN))
 
 
-CASES: list[Case] = [*_linear()]
+def expert(form: str) -> ExpertWeights:
+    return ExpertWeights(weight(form, INNER, HIDDEN), weight(form, HIDDEN, INNER), weight(form, INNER, HIDDEN))
+
+
+def _moe() -> Iterator[Case]:
+    yield "moe.route", moe.route, (floats(MANY, HIDDEN), floats(EXPERTS, HIDDEN), wide(EXPERTS), TOP_K, 2.5)
+    for rows in (FEW, 64, MANY):
+        yield f"moe.expert_mlp, {rows} rows", moe.expert_mlp, (floats(rows, HIDDEN), expert("e4m3"), 10.0)
+        for form in ("e2m1", "e4m3", "bfloat16"):
+            experts = Experts([expert(form)] * EXPERTS)
+            args = (floats(rows, HIDDEN), ints(rows, TOP_K), wide(rows, TOP_K), experts, experts[0], 10.0)
+            yield f"moe.mixture, {form}, {rows} rows", moe.mixture, args
+
+
+CASES: list[Case] = [*_linear(), *_moe()]

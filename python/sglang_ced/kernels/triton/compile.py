@@ -1,6 +1,6 @@
 """Compile every Triton kernel as its op launches it at the released model's sizes, for GPUs that need not be there.
 
-    python -m sglang_ced.kernels.triton.compile [--sm 80 90 100] [--json]
+    python -m sglang_ced.kernels.triton.compile [--sm 80 90 100] [--op moe] [--json]
 
 The ops are called with tensors that have shapes and no memory; what they would launch is compiled instead. The table
 says, by kernel and GPU, how many registers a thread takes, how many bytes of them ptxas spilled, and the shared memory.
@@ -87,8 +87,8 @@ class Report:
     warps: int
 
 
-def launches() -> list[Launch]:
-    """What the ops launch at the sizes of `cases`, each once."""
+def launches(prefix: str = "") -> list[Launch]:
+    """What the ops whose names begin with `prefix` launch at the sizes of `cases`, each once."""
     found: dict[Launch, None] = {}
     op = ""
 
@@ -97,8 +97,9 @@ def launches() -> list[Launch]:
 
     with mock.patch.object(JITFunction, "run", record):
         for name, function, args in cases.CASES:
-            op = name
-            function(*args)
+            if name.startswith(prefix):
+                op = name
+                function(*args)
     return list(found)
 
 
@@ -135,13 +136,15 @@ def _loud_and_uncached() -> Iterator[None]:
         yield
 
 
-def reports(architectures: tuple[int, ...], progress: Callable[[Report], None] = lambda report: None) -> list[Report]:
-    """Compile everything for each of the architectures (80 = sm_80)."""
+def reports(
+    architectures: tuple[int, ...], op: str = "", progress: Callable[[Report], None] = lambda report: None
+) -> list[Report]:
+    """Compile what the ops whose names begin with `op` launch, for each of the architectures (80 = sm_80)."""
     if triton.knobs.runtime.interpret:
         raise RuntimeError("TRITON_INTERPRET is set: nothing would be compiled; unset it")
     out = []
     with _loud_and_uncached():
-        for launch in launches():
+        for launch in launches(op):
             for sm in architectures:
                 out.append(launch.compile(sm))
                 progress(out[-1])
@@ -163,13 +166,14 @@ def table(found: list[Report]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sglang_ced.kernels.triton.compile", description=__doc__)
     parser.add_argument("--sm", type=int, nargs="+", default=ARCHITECTURES, help="e.g. 80 90 100")
+    parser.add_argument("--op", default="", help="compile the ops whose name begins so")
     parser.add_argument("--json", action="store_true", help="print a list of reports instead of a table")
     options = parser.parse_args()
 
     def progress(report: Report) -> None:
         print(f"{report.op}: {report.kernel} for sm_{report.sm}", file=sys.stderr)
 
-    found = reports(tuple(sorted(options.sm)), progress)
+    found = reports(tuple(sorted(options.sm)), options.op, progress)
     print(json.dumps([asdict(report) for report in found]) if options.json else table(found))
 
 
