@@ -65,13 +65,15 @@ def call_text(calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
         for parameter, value in arguments.items():
             is_text = isinstance(value, str)
             shown = value if is_text else json.dumps(value)
-            lines.append(f'<{DSML} parameter name="{parameter}" string="{str(is_text).lower()}">{shown}</{DSML} parameter>')
+            lines.append(
+                f'<{DSML} parameter name="{parameter}" string="{str(is_text).lower()}">{shown}</{DSML} parameter>'
+            )
         lines.append(f"</{DSML} invoke>")
     return "\n".join([*lines, f"</{DSML} calls>"])
 
 
 def system_text() -> SystemText:
-    """The system turn as the publisher's own renderer writes it (package `deepseek_recipe`, which comes with SGLang)."""
+    """The system turn as the publisher's renderer writes it (package `deepseek_recipe`, which comes with SGLang)."""
     import deepseek_recipe
 
     special = deepseek_recipe.SpecialTokens(image=IMAGE)
@@ -86,7 +88,9 @@ def system_text() -> SystemText:
         }
         if tools:
             body["tools"] = [tool.schema() for tool in tools]
-        rendered = encoding.render_conversation(deepseek_recipe.ChatCompletionRequest(body).convert(options).conversation)
+        rendered = encoding.render_conversation(
+            deepseek_recipe.ChatCompletionRequest(body).convert(options).conversation
+        )
         system: str = rendered.prompt.removeprefix(BOS).split(USER)[0]
         return system
 
@@ -113,7 +117,7 @@ def conversation(writer: Writer, random: Random, length: int, mix: dict[str, flo
 
 def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool], mix: dict[str, float]) -> list[Turn]:
     if tools and random.random() < 0.6:
-        return [random.choice(tools).use(random)]
+        return random.choice(tools).use(random)
     kinds = [k for k in mix if k != "recall" or notes.owners]
     kind = random.choices(kinds, [mix[k] for k in kinds])[0]
     if kind == "tell":

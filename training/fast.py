@@ -2,7 +2,7 @@
 
 What differs from the reference, and is held equal to it by `test/training/test_fast.py`:
 
-- attention is one dense masked product over all keys instead of a gather per token (quick up to about a thousand tokens);
+- attention is one dense masked product over all keys instead of a gather per token (quick up to a thousand tokens);
 - the small functions of the hyper-connections are compiled;
 - floors of bounded replay may differ from text to text.
 
@@ -81,11 +81,9 @@ class FastAttention(Attention):
             lesson.window_masks[half] = torch.where(seen, 0.0, HIDDEN)
         return lesson.window_masks[half]
 
-    def _allowed(
-        self, x: Tensor, q: Tensor, q_lora: Tensor, positions: Tensor, freq: Tensor, shared: Shared
-    ) -> Tensor:
+    def _allowed(self, x: Tensor, q: Tensor, q_lora: Tensor, positions: Tensor, freq: Tensor, shared: Shared) -> Tensor:
         """float32 [B or 1, T, G]: 0 = the row attends to this group."""
-        plan, lesson, c = self.plan, self.lesson, self.config
+        plan, lesson = self.plan, self.lesson
         if plan.owns_kv:
             latents = self.compressor(x)
             first = torch.arange(latents.shape[1]) * plan.ratio
@@ -183,7 +181,7 @@ class FastReference(Reference):
 
 
 def compile_small_functions() -> None:
-    """Compile the hyper-connections: many tiny operations over all streams. Needs a C++ compiler, once, for a minute."""
+    """Compile the hyper-connections: many tiny operations over all streams. Needs a C++ compiler."""
     for owner, name in (
         (reference.HyperConnection, "forward"),
         (reference, "expand"),

@@ -1,8 +1,8 @@
 """The Muon optimiser for stacks of equal matrices.
 
-torch.optim.Muon takes one matrix at a time and iterates in bfloat16; with hundreds of small experts on a CPU that costs as
-much as the backward pass. Here matrices of one shape are orthogonalised together, in float32. Source of the method and of
-the coefficients: K. Jordan et al., "Muon", 2024; scale to AdamW's update size: J. Liu et al., arXiv 2502.16982.
+torch.optim.Muon takes one matrix at a time and iterates in bfloat16, which this needs neither of: hundreds of small
+experts are orthogonalised together, in float32. Source of the method and of the coefficients: K. Jordan et al., "Muon",
+2024; scale to AdamW's update size: J. Liu et al., arXiv 2502.16982.
 """
 
 from __future__ import annotations

@@ -132,13 +132,18 @@ class Tool:
         parameters = {"type": "object", "properties": properties, "required": list(self.kinds)}
         return {"type": "function", "function": {"name": self.name, "parameters": parameters}}
 
-    def use(self, random: Random) -> Turn:
+    def use(self, random: Random) -> list[Turn]:
+        """A request that needs the tool, and what is said of its result."""
         values: dict[str, Any] = {
             parameter: random.choice(_values(parameter)) if kind == "string" else random.randint(1, 99)
             for parameter, kind in self.kinds.items()
         }
         wanted = " and ".join(f"{parameter} {value}" for parameter, value in values.items())
-        return Turn("tool", f"Use {self.name} with {wanted}", calls=((self.name, values),))
+        result = random.choice(lexicon.THINGS) if random.random() < 0.7 else str(random.randint(1, 99))
+        return [
+            Turn("tool", f"Use {self.name} with {wanted}", calls=((self.name, values),)),
+            Turn("result", f"<tool_result>{result}</tool_result>", f"The result is {result}."),
+        ]
 
 
 def _values(parameter: str) -> tuple[str, ...]:
@@ -156,8 +161,8 @@ def tools(random: Random, count: int) -> list[Tool]:
     made: dict[str, Tool] = {}
     while len(made) < count:
         name = f"{random.choice(lexicon.VERBS)}_{random.choice(lexicon.THINGS)}"
-        kinds = {p: "string" for p in random.sample(lexicon.TEXT_PARAMETERS, random.randint(0, 2))}
-        kinds |= {p: "integer" for p in random.sample(lexicon.NUMBER_PARAMETERS, random.randint(not kinds, 1))}
+        kinds = dict.fromkeys(random.sample(lexicon.TEXT_PARAMETERS, random.randint(0, 2)), "string")
+        kinds |= dict.fromkeys(random.sample(lexicon.NUMBER_PARAMETERS, random.randint(not kinds, 1)), "integer")
         made[name] = Tool(name, kinds)
     return list(made.values())
 

@@ -33,7 +33,8 @@ def corpus() -> Iterator[str]:
         yield from (maker(random).user for maker in skills.SIMPLE.values())
         yield from (maker(random).answer for maker in skills.SIMPLE.values())
         yield system(tools, random.random() < 0.5)
-        yield from (conversation.call_text(tool.use(random).calls) + tool.use(random).user for tool in tools)
+        for turn in (turn for tool in tools for turn in tool.use(random)):
+            yield turn.user + conversation.call_text(turn.calls) + turn.answer
         yield notes.ask().user + conversation.NOTED
 
 

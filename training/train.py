@@ -29,7 +29,7 @@ from sglang_ced.reference import published_name
 from training import conversation, fast, recipe, shape, tokenizer
 from training.muon import Muon
 
-EVAL_TEXTS, EVAL_LENGTH, EVAL_EVERY, SAVE_SECONDS = 32, 256, 100, 180
+EVAL_TEXTS, EVAL_LENGTH, EVAL_EVERY, SAVE_SECONDS = 32, 256, 50, 180
 
 
 class Data:
@@ -84,7 +84,9 @@ class Trainer:
                 continue
             if name.endswith("engram.embed.weight"):
                 tables.append(parameter)
-            elif parameter.dim() == 2 and not any(part in name for part in ("embed", "head", "gate.", "hc_", "_weight")):
+            elif parameter.dim() == 2 and not any(
+                part in name for part in ("embed", "head", "gate.", "hc_", "_weight")
+            ):
                 matrices.append(parameter)
             else:
                 others.append(parameter)
