@@ -12,12 +12,13 @@ HEADS, DIM, GROUPS, TOP_K = 16, 128, 8192, 512
 
 
 @pytest.mark.parametrize("rows", [1, 64])
-def test_bench_index_scores(compare, rows: int) -> None:
+@pytest.mark.parametrize("kind", ["index", "index_bf16"])
+def test_bench_index_scores(compare, kind, rows: int) -> None:
     q = fake_quant_e2m1_ue8m0(torch.randn(rows, HEADS, DIM).to(torch.bfloat16))
-    keys, weights = Record(DIM, "index").encode(torch.randn(GROUPS, DIM)), torch.randn(rows, HEADS).to(torch.bfloat16)
+    keys, weights = Record(DIM, kind).encode(torch.randn(GROUPS, DIM)), torch.randn(rows, HEADS).to(torch.bfloat16)
     versions = (indexer.index_scores.reference, cpu.index_scores)
     macs = rows * HEADS * DIM * GROUPS
-    compare(f"index_scores rows={rows}", *versions, q, weights, keys, macs=macs, nbytes=keys.nbytes)
+    compare(f"index_scores {kind} rows={rows}", *versions, q, weights, keys, macs=macs, nbytes=keys.nbytes)
 
 
 @pytest.mark.parametrize("rows", [1, 64])

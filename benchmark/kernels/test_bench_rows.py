@@ -54,7 +54,7 @@ def test_bench_fuse(compare, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("kind", ["global", "index", "window"])
+@pytest.mark.parametrize("kind", ["global", "index", "window", "global_bf16", "index_bf16"])
 def test_bench_write_records(compare, kind, rows: int) -> None:
     record, values = Record(256, kind), torch.randn(rows, 256).to(torch.bfloat16)
     pool = torch.zeros(4096, record.nbytes, dtype=torch.uint8)

@@ -22,7 +22,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from sglang_ced import config as config_module
 from sglang_ced import kernels
-from sglang_ced.cache.layout import CacheLayout
+from sglang_ced.cache.layout import KV_FORMATS, CacheLayout, KvFormat
 from sglang_ced.checkpoint.names import expected_tensors
 from sglang_ced.cli.main import COMMANDS
 from sglang_ced.cli.models import bundled_path
@@ -60,13 +60,13 @@ RELEASED = {
 }
 
 
-def released() -> CacheLayout:
+def released(kv_format: KvFormat = "published") -> CacheLayout:
     """Cache layout of the released model."""
-    return CacheLayout(CedConfig.from_dir(ROOT / "test" / "golden" / "data" / "toy40" / "model", RELEASED))
+    return CacheLayout(CedConfig.from_dir(ROOT / "test" / "golden" / "data" / "toy40" / "model", RELEASED), kv_format)
 
 
-def toy() -> CacheLayout:
-    return CacheLayout(CedConfig.from_dir(bundled_path("ced-toy")))
+def toy(kv_format: KvFormat = "published") -> CacheLayout:
+    return CacheLayout(CedConfig.from_dir(bundled_path("ced-toy")), kv_format)
 
 
 # -- caches -----------------------------------------------------------------------------------------------------------
@@ -74,32 +74,37 @@ def toy() -> CacheLayout:
 
 def cache_records() -> Iterator[Row]:
     yield "record", "values", "code bytes", "scale bytes", "record bytes", "per layer and token"
-    layout = released()
+    layout, plain = released(), released("bfloat16")
+    group, ring = "one per group of 1 or 2 tokens, source layers only", "one per token in the ring, every layer"
     for name, record, unit in (
-        ("global KV", layout.global_record, "one per group of 1 or 2 tokens, source layers only"),
-        ("index key", layout.index_record, "one per group of 1 or 2 tokens, source layers only"),
-        ("window KV", layout.window_record, "one per token in the ring, every layer"),
+        ("global KV", layout.global_record, group),
+        ("index key", layout.index_record, group),
+        ("global KV, bfloat16", plain.global_record, group),
+        ("index key, bfloat16", plain.index_record, group),
+        ("window KV", layout.window_record, ring),
     ):
-        scales = record.nbytes - record.code_bytes
-        yield name, str(record.dim), str(record.code_bytes), str(scales), str(record.nbytes), unit
+        yield name, *(str(n) for n in (record.dim, record.code_bytes, record.scale_bytes, record.nbytes)), unit
 
 
 def cache_sizes() -> Iterator[Row]:
     yield "", "released shape", "`ced-toy`"
     layouts = (released(), toy())
-    yield "global KV and index keys, bytes per token", *(f"{c.global_bytes_per_token:,.1f}" for c in layouts)
+    for name in KV_FORMATS:
+        sizes = (shape(name).global_bytes_per_token for shape in (released, toy))
+        yield f"global KV and index keys, {name}, bytes per token", *(f"{size:,.1f}" for size in sizes)
     yield "ring capacity, tokens", *(str(c.ring_capacity) for c in layouts)
     yield "window rings, bytes per running request", *(f"{c.window_bytes_per_slot:,}" for c in layouts)
     yield "pending pairs, bytes per running request", *(f"{c.pending_bytes_per_slot:,}" for c in layouts)
 
 
 def cache_sources() -> Iterator[Row]:
-    yield "source layer", "tokens per group", "global KV + index key, bytes per group", "bytes per token"
-    layout = released()
-    group = layout.global_record.nbytes + layout.index_record.nbytes
+    yield "source layer", "tokens per group", "global KV + index key, bytes per group", "bytes per token", "as bfloat16"
+    layout, plain = released(), released("bfloat16")
+    group, wide = (each.global_record.nbytes + each.index_record.nbytes for each in (layout, plain))
     for source in layout.sources:
-        yield str(source), str(layout.ratio(source)), str(group), f"{group / layout.ratio(source):.0f}"
-    yield "all", "", "", f"**{layout.global_bytes_per_token:.0f}**"
+        ratio = layout.ratio(source)
+        yield str(source), str(ratio), f"{group} ({wide} as bfloat16)", f"{group / ratio:.0f}", f"{wide / ratio:.0f}"
+    yield "all", "", "", f"**{layout.global_bytes_per_token:.0f}**", f"**{plain.global_bytes_per_token:.0f}**"
 
 
 def layer_plan() -> Iterator[Row]:

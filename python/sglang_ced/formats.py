@@ -173,36 +173,70 @@ def dequantize_weight_e2m1(packed: Tensor, scales: Tensor) -> Tensor:
 # -- records ----------------------------------------------------------------------------------------------------------
 
 
+RecordKind = Literal["global", "index", "window", "global_bf16", "index_bf16"]
+
+# What a bfloat16 record is rounded as before it is stored.
+_PACKED: dict[str, RecordKind] = {"global_bf16": "global", "index_bf16": "index"}
+_BLOCK_OF = {"global": KV_BLOCK, "index": BLOCK, "window": BLOCK}
+
+
 @dataclass(frozen=True)
 class Record:
-    """One cached vector of `dim` values as bytes: codes first, then scales. The one place that knows cache layouts.
+    """One cached vector of `dim` values as bytes. The one place that knows cache layouts.
 
-    kind: "global" (e2m1 + e4m3 per 16), "index" (e2m1 + ue8m0 per 32), "window" (e4m3 + ue8m0 per 32).
+    kind: "global" (e2m1 + e4m3 per 16), "index" (e2m1 + ue8m0 per 32), "window" (e4m3 + ue8m0 per 32): codes, then
+    scales. "global_bf16" and "index_bf16" hold the same rounded values as bfloat16, in the machine's byte order.
     `decode(encode(x))` is the fake quantiser of the same kind, to the bit. Encode what has not been rounded yet: a tiny
     "global" block (amax below 0.1) does not survive a second rounding, since its scale is a coarse e4m3 subnormal.
     """
 
     dim: int
-    kind: Literal["global", "index", "window"]
+    kind: RecordKind
 
     @property
     def code_bytes(self) -> int:
+        if self.kind in _PACKED:
+            return 2 * self.dim
         return self.dim if self.kind == "window" else self.dim // 2
 
     @property
+    def scale_bytes(self) -> int:
+        return 0 if self.kind in _PACKED else self.dim // _BLOCK_OF[self.kind]
+
+    @property
     def nbytes(self) -> int:
-        return self.code_bytes + self.dim // (KV_BLOCK if self.kind == "global" else BLOCK)
+        return self.code_bytes + self.scale_bytes
 
     def encode(self, x: Tensor) -> Tensor:
         """float [..., dim] -> uint8 [..., nbytes]."""
+        if self.kind in _PACKED:
+            packed = Record(self.dim, _PACKED[self.kind])
+            return packed.decode(packed.encode(x)).view(torch.uint8)
         quantize = {"global": quantize_e2m1_e4m3, "index": quantize_e2m1_ue8m0, "window": quantize_e4m3}[self.kind]
         return torch.cat(quantize(x), -1)
 
     def decode(self, record: Tensor) -> Tensor:
         """uint8 [..., nbytes] -> bfloat16 [..., dim]."""
+        if self.kind in _PACKED:
+            return record.contiguous().view(torch.bfloat16)
         codes, scales = record[..., : self.code_bytes], record[..., self.code_bytes :]
         dequantize = {"global": dequantize_e2m1_e4m3, "index": dequantize_e2m1_ue8m0, "window": dequantize_e4m3}
         return dequantize[self.kind](codes, scales).to(torch.bfloat16)
+
+
+def record_of(rows: Tensor, dim: int, kind: Literal["global", "index"]) -> Record:
+    """The record that `rows` uint8 [S, bytes] hold, packed or bfloat16: their width tells which.
+
+    Raises ValueError for a width that is neither.
+    """
+    packed, plain = Record(dim, kind), Record(dim, "global_bf16" if kind == "global" else "index_bf16")
+    for record in (packed, plain):
+        if rows.shape[-1] == record.nbytes:
+            return record
+    raise ValueError(
+        f"a {kind} record of {dim} values takes {packed.nbytes} bytes, or {plain.nbytes} as bfloat16; "
+        f"got rows of shape {list(rows.shape)}"
+    )
 
 
 @dataclass(frozen=True)

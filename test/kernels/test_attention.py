@@ -46,6 +46,30 @@ def test_attend_equals_reference(
         assert_same(cpu.attend(*case), expected)
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(0, 9),
+    heads=st.integers(1, 9),
+    dim=st.sampled_from([16, 32, 48, 64, 256]),
+    window=st.integers(1, 200),
+    slots=st.sampled_from([1, 70, 300]),
+    width=st.integers(1, 200),
+    seed=st.integers(0, 2**31),
+)
+def test_a_pool_of_bfloat16_gives_the_bits_of_the_packed_one(
+    every_level, make_input, rows, heads, dim, window, slots, width, seed
+) -> None:
+    q, window, packed, keys, sink = make_case(make_input, rows, heads, dim, window, slots, width, seed)
+    plain = Record(dim, "global_bf16").encode(make_input((slots, dim), seed + 1))
+    expected = attention.attend.reference(q, window, packed, keys, sink)
+    assert torch.equal(attention.attend.reference(q, window, plain, keys, sink), expected)
+    for _ in every_level():
+        assert torch.equal(
+            cpu.attend(q, window, plain, keys, sink).view(torch.int16),
+            cpu.attend(q, window, packed, keys, sink).view(torch.int16),
+        )
+
+
 def test_attend_equals_reference_at_the_published_shape(every_level, assert_same, make_input) -> None:
     case = make_case(make_input, 3, 64, 512, 130, 600, 640, 0)
     expected = attention.attend.reference(*case)
@@ -104,7 +128,11 @@ def test_result_does_not_depend_on_threads(every_level, thread_counts, assert_sa
     [
         ({"q": torch.zeros(2, 3, 32)}, TypeError, r"attend: q must be bfloat16, got Float of shape \[2, 3, 32\]"),
         ({"window": torch.zeros(5, 64, dtype=torch.bfloat16)}, ValueError, r"got 32 and window of shape \[5, 64\]"),
-        ({"pool": torch.zeros(7, 17, dtype=torch.uint8)}, ValueError, r"pool must have shape \[7, 18\], got \[7, 17\]"),
+        (
+            {"pool": torch.zeros(7, 17, dtype=torch.uint8)},
+            ValueError,
+            r"\[7, 18\], or \[7, 64\] as bfloat16, got \[7, 17\]",
+        ),
         ({"keys": torch.zeros(3, 4, dtype=torch.int64)}, ValueError, r"keys must have shape \[2, 4\], got \[3, 4\]"),
         ({"keys": torch.full((2, 4), 12)}, IndexError, r"key entry 12 is beyond the 12 window rows and pool slots"),
         ({"sink": torch.zeros(2)}, ValueError, r"sink must have shape \[3\], got \[2\]"),

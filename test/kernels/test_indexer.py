@@ -44,6 +44,26 @@ def test_index_scores_equal_reference(every_level, assert_same, make_input, rows
         assert_same(cpu.index_scores(*case), expected)
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(0, 9),
+    heads=st.integers(1, 9),
+    dim=st.sampled_from([32, 64, 128]),
+    groups=st.integers(0, 100),
+    seed=st.integers(0, 2**31),
+)
+def test_keys_of_bfloat16_give_the_bits_of_packed_ones(every_level, make_input, rows, heads, dim, groups, seed) -> None:
+    q, weights, packed = make_query(make_input, rows, heads, dim, groups, seed)
+    plain = Record(dim, "index_bf16").encode(make_input((groups, dim), seed + 2, 2))
+    expected = indexer.index_scores.reference(q, weights, packed)
+    assert torch.equal(indexer.index_scores.reference(q, weights, plain), expected)
+    for _ in every_level():
+        assert torch.equal(
+            cpu.index_scores(q, weights, plain).view(torch.int16),
+            cpu.index_scores(q, weights, packed).view(torch.int16),
+        )
+
+
 @settings(max_examples=100, deadline=None)
 @given(rows=st.integers(0, 9), groups=st.integers(1, 300), k=st.integers(0, 310), seed=st.integers(0, 2**31))
 def test_top_groups_equal_reference(assert_same, rows, groups, k, seed) -> None:
@@ -92,7 +112,7 @@ def test_result_does_not_depend_on_threads(every_level, thread_counts, assert_sa
     ("call", "error", "says"),
     [
         (lambda b: sgl_kernel_ext.index_scores(b(2, 3, 32), b(2, 3), torch.zeros(5, 16, dtype=torch.uint8)),
-         ValueError, r"keys must have shape \[5, 17\], got \[5, 16\]"),
+         ValueError, r"keys must have shape \[5, 17\], or \[5, 64\] as bfloat16, got \[5, 16\]"),
         (lambda b: sgl_kernel_ext.index_scores(b(2, 3, 48), b(2, 3), torch.zeros(5, 25, dtype=torch.uint8)),
          ValueError, r"multiple of 32, got shape \[2, 3, 48\]"),
         (lambda b: sgl_kernel_ext.index_scores(b(2, 3, 32), b(2, 3).float(), torch.zeros(5, 17, dtype=torch.uint8)),

@@ -12,7 +12,7 @@ import sgl_kernel_ext
 from sglang_ced.formats import Record
 from sglang_ced.kernels import cpu, records
 
-KINDS = ["global", "index", "window"]
+KINDS = ["global", "index", "window", "global_bf16", "index_bf16"]
 
 
 def values_of(make_input, rows: int, dim: int, seed: int, spread: int, magnitude: int) -> Tensor:
@@ -38,7 +38,7 @@ def test_records_equal_reference(
 ) -> None:
     record = Record(32 * blocks, kind)
     values = values_of(make_input, rows, record.dim, seed, spread, magnitude)
-    if kind != "global":
+    if kind not in ("global", "global_bf16"):
         values = values.masked_fill(values.isinf(), 0)  # has no power of two to be scaled by
     generator = torch.Generator().manual_seed(seed)
     before = torch.randint(0, 256, (60, record.nbytes), dtype=torch.uint8, generator=generator)
@@ -81,7 +81,7 @@ def test_round_index_equals_reference(
         assert_same(cpu.round_index(x), expected)
 
 
-@pytest.mark.parametrize("kind", ["global", "index"])
+@pytest.mark.parametrize("kind", ["global", "index", "global_bf16", "index_bf16"])
 def test_a_nan_is_stored_as_zero_and_touches_no_neighbour(every_level, assert_same, make_input, kind) -> None:
     record, values = Record(64, kind), make_input((3, 64))
     clean = values.clone()
@@ -112,7 +112,8 @@ def test_result_does_not_depend_on_threads(thread_counts, assert_same, make_inpu
         ({"rows": torch.tensor([0, 9])}, IndexError, "row 9 is not in the pool of 9"),
         ({"rows": torch.tensor([0])}, ValueError, r"values must have shape \[1, 32\], got \[2, 32\]"),
         ({"values": torch.zeros(2, 40, dtype=torch.bfloat16)}, ValueError, "needs a multiple of 16 values, got 40"),
-        ({"kind": "local"}, ValueError, "kind must be global, index or window, got local"),
+        ({"kind": "global_bf16"}, ValueError, r"pool must have shape \[9, 64\], got \[9, 18\]"),
+        ({"kind": "local"}, ValueError, "kind must be global, index, window, global_bf16 or index_bf16, got local"),
     ],
 )
 def test_bad_input_is_refused_by_shape_and_dtype(change, error, says) -> None:

@@ -11,7 +11,7 @@ from sglang_ced.kernels.records import write_records
 
 
 class GlobalKv:
-    """Packed pools, one per source layer.
+    """One pool per source layer, in the records of the layout.
 
     kv[source]: uint8 [ceil(slots / ratio), global record]; index[source]: uint8 [ceil(slots / ratio), index record].
     Group of token slot s: s // ratio, so both tokens of a pair must sit side by side (an even page size sees to it).

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, get_args
 
 from sglang_ced.config import CedConfig
 from sglang_ced.formats import Record
+
+# How global KV and index keys are stored: packed as the publisher does, or the same values as bfloat16, for comparison.
+KvFormat = Literal["published", "bfloat16"]
+KV_FORMATS: tuple[KvFormat, ...] = get_args(KvFormat)
 
 # How many of its newest tokens a request may take back (rejected drafts): what the rings keep beyond need.
 RING_SLACK = 8
@@ -16,17 +21,25 @@ PENDING_RING = 16
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Record formats and sizes of one model's caches."""
+    """Record formats and sizes of one model's caches.
+
+    kv_format: of global KV and index keys; windows are stored as e4m3 in both. Raises ValueError for another word.
+    """
 
     config: CedConfig
+    kv_format: KvFormat = "published"
+
+    def __post_init__(self) -> None:
+        if self.kv_format not in KV_FORMATS:
+            raise ValueError(f"KV format: {self.kv_format!r} is not one of {', '.join(KV_FORMATS)}")
 
     @cached_property
     def global_record(self) -> Record:
-        return Record(self.config.head_dim, "global")
+        return Record(self.config.head_dim, "global" if self.kv_format == "published" else "global_bf16")
 
     @cached_property
     def index_record(self) -> Record:
-        return Record(self.config.index_head_dim, "index")
+        return Record(self.config.index_head_dim, "index" if self.kv_format == "published" else "index_bf16")
 
     @cached_property
     def window_record(self) -> Record:
@@ -43,7 +56,7 @@ class CacheLayout:
 
     @property
     def global_bytes_per_token(self) -> float:
-        """Global KV and index keys of all sources: 890.0 for the published schedule."""
+        """Global KV and index keys of all sources; the released schedule takes 890.0, as bfloat16 3200.0."""
         per_group = self.global_record.nbytes + self.index_record.nbytes
         return sum(per_group / self.ratio(source) for source in self.sources)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_ced.cache.global_kv import GlobalKv
-from sglang_ced.cache.layout import PENDING_RING, CacheLayout
+from sglang_ced.cache.layout import PENDING_RING, CacheLayout, KvFormat
 from sglang_ced.cache.pending import PendingPairs
 from sglang_ced.cache.replay import MODES, Replay, plan_replay
 from sglang_ced.cache.stats import ReplayStats
@@ -36,6 +36,7 @@ class CacheState:
 
     num_kv_slots: token slots of the pool (a multiple of page_size). num_request_slots: rows of the slot table.
     strict: a stale row raises; else it is counted (`stats.stale_rows`) and its request's windows are rebuilt by replay.
+    kv_format: how global KV is stored; it changes no bit of what is computed.
     Raises ValueError for an odd page size: both tokens of a pair must share a page.
     """
 
@@ -48,6 +49,7 @@ class CacheState:
         replay: Replay = "exact",
         page_size: int = 64,
         strict: bool = True,
+        kv_format: KvFormat = "published",
     ) -> None:
         if page_size % config.max_ratio:
             raise ValueError(
@@ -56,7 +58,7 @@ class CacheState:
         if replay not in MODES:
             raise ValueError(f"replay: {replay!r} is not one of {', '.join(MODES)}")
         self.config, self.replay, self.page_size, self.strict = config, replay, page_size, strict
-        self.layout = CacheLayout(config)
+        self.layout = CacheLayout(config, kv_format)
         self.global_kv = GlobalKv(self.layout, num_kv_slots, device)
         self.window = WindowRing(self.layout, num_request_slots, device)
         self.pending = PendingPairs(self.layout, num_request_slots, device)

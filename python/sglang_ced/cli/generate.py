@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from sglang_ced.cache.layout import KV_FORMATS
 from sglang_ced.cache.replay import MODES
 from sglang_ced.cli.models import DEFAULT, bundled_path
 from sglang_ced.engine.offline import OfflineEngine
@@ -28,6 +29,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay", choices=MODES, default="exact", help="how windows are rebuilt after a hit (default: exact)"
     )
+    parser.add_argument(
+        "--kv-format", choices=KV_FORMATS, default="published", help="how global KV is stored (default: published)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=len(prompt) + args.max_new_tokens + 64,
         replay=args.replay,
         kernels=args.kernels,
+        kv_format=args.kv_format,
     )
     stop = [] if args.ignore_eos else None
     for piece in stream_text(tokenizer, engine.stream(prompt, args.max_new_tokens, stop)):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sglang_ced.cache.layout import CacheLayout
+from sglang_ced.cache.layout import KV_FORMATS, CacheLayout
 from sglang_ced.checkpoint.files import PartTotal, check, read_headers, totals_by_part
 from sglang_ced.checkpoint.names import NOT_LOADED, CheckpointError, expected_tensors
 from sglang_ced.config import CedConfig, ConfigError, LayerPlan
@@ -66,8 +66,9 @@ def _parts(totals: dict[str, PartTotal]) -> str:
 def memory(config: CedConfig) -> str:
     """What a token and a running request take, as a table."""
     layout = CacheLayout(config)
+    per_token = {name: CacheLayout(config, name).global_bytes_per_token for name in KV_FORMATS}
     rows = [
-        ("Global KV and index keys", f"{layout.global_bytes_per_token}", "bytes per token"),
+        *((f"Global KV and index keys, {name}", f"{size}", "bytes per token") for name, size in per_token.items()),
         ("Windows", f"{layout.window_bytes_per_slot:,}", "bytes per running request"),
         ("Unpaired tokens", f"{layout.pending_bytes_per_slot:,}", "bytes per running request"),
     ]

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         page_size=page_size,
         replay=args.replay,
         kernels=args.kernels,
+        kv_format=args.kv_format,
     )
     earlier, before = None, torch.empty(0, engine.config.vocab_size)
     if args.hit:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sglang_ced.cache.layout import KvFormat
 from sglang_ced.cache.replay import Replay
 from sglang_ced.cache.state import CacheState
 from sglang_ced.cache.step import Span
@@ -43,8 +44,8 @@ class OfflineEngine:
     """Model and caches of one checkpoint, driven step by step.
 
     max_requests, max_tokens: how many requests and how many tokens (over all of them) fit. replay: "exact" or
-    "bounded". Not thread-safe. Raises CapacityError where a request does not fit, ValueError for tokens outside the
-    vocabulary or beyond max_position_embeddings.
+    "bounded". kv_format: how global KV is stored. Not thread-safe. Raises CapacityError where a request does not fit,
+    ValueError for tokens outside the vocabulary or beyond max_position_embeddings.
     """
 
     def __init__(
@@ -56,12 +57,15 @@ class OfflineEngine:
         page_size: int = 64,
         replay: Replay = "exact",
         kernels: str | None = None,
+        kv_format: KvFormat = "published",
     ) -> None:
         registry.activate(kernels)
         self.config, self.page_size = checkpoint.config, page_size
         self.model = Transformer.load(checkpoint)
         pages = -(-max_tokens // page_size)
-        self.state = CacheState(self.config, pages * page_size, max_requests, replay=replay, page_size=page_size)
+        self.state = CacheState(
+            self.config, pages * page_size, max_requests, replay=replay, page_size=page_size, kv_format=kv_format
+        )
         self.context = min(self.config.max_position_embeddings, pages * page_size)
         self.slot_table = torch.zeros(max_requests, self.context, dtype=torch.int32)
         self.free_slots, self.generations = list(range(max_requests))[::-1], [0] * max_requests

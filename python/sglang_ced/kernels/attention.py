@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_ced.formats import Record
+from sglang_ced.formats import record_of
 from sglang_ced.kernels.registry import op
 
 SOFTMAX_BLOCK = 64
@@ -30,7 +30,8 @@ def join_keys(window: Tensor, groups: Tensor | None, num_window_rows: int) -> Te
 def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
     """q bfloat16 [T, H, D] over its keys -> bfloat16 [T, H, D], before the inverse rotation.
 
-    window bfloat16 [M, D]: window rows; pool uint8 [S, global record of D]: packed groups, or None.
+    window bfloat16 [M, D]: window rows; pool uint8 [S, global record of D]: groups, packed or
+    bfloat16 (its width tells), or None.
     keys int64 [T, N]: < M a window row, >= M pool slot + M, -1 none. sink float32 [H] joins the denominator only.
     Online softmax over blocks of 64 entries of `keys`; probabilities are rounded to bfloat16 per block. A row
     without keys gives zeros.
@@ -71,5 +72,5 @@ def _gather(window: Tensor, pool: Tensor | None, index: Tensor) -> Tensor:
     if pool is not None:
         from_pool = index >= first_slot
         slots = index[from_pool] - first_slot
-        out[from_pool] = Record(dim, "global").decode(pool[slots])
+        out[from_pool] = record_of(pool, dim, "global").decode(pool[slots])
     return out

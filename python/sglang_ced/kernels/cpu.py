@@ -167,7 +167,7 @@ def _parts(experts: Iterable[moe.ExpertWeights]) -> tuple[list[Tensor], list[Ten
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
-@_fast(attention.attend, "attend")
+@_fast(attention.attend, "attend", "RECORD_KINDS")
 def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
     result: Tensor = ext.attend(q.contiguous(), window.contiguous(), pool, keys.contiguous(), sink)
     return result
@@ -176,7 +176,7 @@ def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: T
 # -- indexer ----------------------------------------------------------------------------------------------------------
 
 
-@_fast(indexer.index_scores, "index_scores")
+@_fast(indexer.index_scores, "index_scores", "RECORD_KINDS")
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     result: Tensor = ext.index_scores(q.contiguous(), weights.contiguous(), keys.contiguous())
     return result
@@ -258,7 +258,7 @@ def fuse(streams: Tensor, keys_value: Tensor, qk_weight: Tensor, eps: float, ali
 # -- cache records ----------------------------------------------------------------------------------------------------
 
 
-@_fast(records.write_records, "write_records")
+@_fast(records.write_records, "write_records", "RECORD_KINDS")
 def write_records(pool: Tensor, rows: Tensor, values: Tensor, record: Record) -> None:
     if values.dtype != torch.bfloat16:
         return records.write_records.reference(pool, rows, values, record)
@@ -266,7 +266,7 @@ def write_records(pool: Tensor, rows: Tensor, values: Tensor, record: Record) ->
     return None
 
 
-@_fast(records.read_records, "read_records")
+@_fast(records.read_records, "read_records", "RECORD_KINDS")
 def read_records(pool: Tensor, rows: Tensor, record: Record) -> Tensor:
     result: Tensor = ext.read_records(pool, rows.contiguous(), record.dim, record.kind)
     return result

@@ -6,17 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sglang_ced.formats import Record
+from sglang_ced.formats import record_of
 from sglang_ced.kernels.registry import op
 
 
 @op
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """q bfloat16 [T, H, D], weights bfloat16 [T, H], keys uint8 [G, index record of D] -> bfloat16 [T, G].
+    """q bfloat16 [T, H, D], weights bfloat16 [T, H], keys uint8 [G, index record of D], packed or
+    bfloat16 (their width tells) -> bfloat16 [T, G].
 
     sum_h relu(q_h . k) * w_h, rounded to bfloat16 after the dot, the product and the sum.
     """
-    values = Record(q.shape[-1], "index").decode(keys).double()
+    values = record_of(keys, q.shape[-1], "index").decode(keys).double()
     dots = torch.einsum("thd,gd->thg", q.double(), values).to(torch.bfloat16)
     weighted = dots.relu() * weights.unsqueeze(-1)
     return weighted.double().sum(1).to(torch.bfloat16)

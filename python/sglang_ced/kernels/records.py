@@ -1,4 +1,4 @@
-"""Packed cache rows: quantise-and-store, gather-and-dequantise (architecture.md 6.1; layouts: `formats.Record`)."""
+"""Cache rows: quantise-and-store, gather-and-dequantise (architecture.md 6.1; layouts: `formats.Record`)."""
 
 from __future__ import annotations
 

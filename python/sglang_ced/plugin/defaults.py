@@ -89,7 +89,7 @@ def token_cap(config: CedConfig, server_args: Any) -> int:
     """Tokens whose cache fits into our share of free memory, in whole pages, but no more than the running
     requests can fill with text as long as the context. Raises PluginError where not even two pages fit.
     """
-    layout = CacheLayout(config)
+    layout = CacheLayout(config, options_of(server_args).ced_kv_format)
     page, slots = server_args.page_size, server_args.max_running_requests
     budget = int(memory.free_bytes() * KV_SHARE_OF_FREE_MEMORY) // server_args.dp_size
     fixed = memory.slot_bytes(layout) * (slots + 1)
@@ -102,10 +102,11 @@ def token_cap(config: CedConfig, server_args: Any) -> int:
             "--max-running-requests, or set --max-total-tokens yourself"
         )
     logger.info(
-        "sglang-ced: KV pool of %d tokens (at most %.0f %% of free memory; %.1f bytes a token, %d bytes a "
-        "running request); --max-total-tokens sets another size",
+        "sglang-ced: KV pool of %d tokens (at most %.0f %% of free memory; KV format %s, %.1f bytes a token, %d bytes "
+        "a running request); --max-total-tokens sets another size",
         pages * page,
         KV_SHARE_OF_FREE_MEMORY * 100,
+        layout.kv_format,
         layout.global_bytes_per_token,
         memory.slot_bytes(layout),
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from sglang_ced.cache.layout import KV_FORMATS, KvFormat
 from sglang_ced.cache.replay import Replay
 from sglang_ced.plugin.errors import PluginError
 
@@ -36,6 +37,15 @@ class Options:
             "env": "CED_KERNELS",
             "choices": ("auto", "reference"),
             "help": "Kernels: the fastest for this machine, or the PyTorch references alone (default: auto).",
+        },
+    )
+    ced_kv_format: KvFormat = field(
+        default="published",
+        metadata={
+            "env": "CED_KV_FORMAT",
+            "choices": KV_FORMATS,
+            "help": "Storage of global KV and index keys: packed e2m1 as published, or the same values as bfloat16, "
+            "which takes about 3.6 times the bytes and changes no answer, for comparison (default: published).",
         },
     )
     ced_strict: bool = field(

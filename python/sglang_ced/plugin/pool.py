@@ -68,6 +68,7 @@ class CedKVPool(MHATokenToKVPool):
             replay=served.replay,
             page_size=self.page_size,
             strict=served.options.ced_strict,
+            kv_format=served.layout.kv_format,
         )
         keys, index = self.state.global_kv.kv, self.state.global_kv.index
         self.k_buffer = [keys[layer] for layer in sorted(keys)]
@@ -85,8 +86,9 @@ class CedKVPool(MHATokenToKVPool):
         super()._finalize_allocation_log(num_tokens)
         layout, slots = worker.current().layout, len(self.state.slots)
         logger.info(
-            "sglang-ced: %.1f bytes a token; %d request slots of %d bytes (rings, pending pairs): %.2f GB",
-            layout.global_bytes_per_token, slots, slot_bytes(layout), slots * slot_bytes(layout) / 2**30,
+            "sglang-ced: KV format %s, %.1f bytes a token; %d request slots of %d bytes (rings, pending pairs): "
+            "%.2f GB", layout.kv_format, layout.global_bytes_per_token,
+            slots, slot_bytes(layout), slots * slot_bytes(layout) / 2**30,
         )  # fmt: skip
 
 

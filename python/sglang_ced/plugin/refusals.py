@@ -98,7 +98,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda value, raw: value is not None and 0 < value < (raw["page_size"] or 64),
         "a chunk must hold at least one page; make it as large as --page-size (64 unless given)",
     ),
-    Refusal("kv_cache_dtype", _none_of("auto"), "the KV format is part of the model; use --kv-cache-dtype auto"),
+    Refusal("kv_cache_dtype", _none_of("auto"), "leave it out; --ced-kv-format chooses between published and bfloat16"),
     *(
         Refusal(name, _given, _NO_TIER)
         for name in (

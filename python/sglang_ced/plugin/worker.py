@@ -52,7 +52,7 @@ def attach(config: CedConfig, options: Options, replay: Replay) -> Worker:
 
     from sglang_ced.plugin import metrics, pool, tokens
 
-    _worker = Worker(config=config, layout=CacheLayout(config), options=options, replay=replay)
+    _worker = Worker(config=config, layout=CacheLayout(config, options.ced_kv_format), options=options, replay=replay)
     register_attention_backend(NAME)(_create_backend)
     seams.apply_hooks(
         {

@@ -1,4 +1,4 @@
-// Op `attend`: one softmax over window rows and packed global records.
+// Op `attend`: one softmax over window rows and global records.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -27,10 +27,10 @@ KeySource key_source(const at::Tensor& window, const std::optional<at::Tensor>& 
                     "attend: q and window must have one last dimension, a "
                     "multiple of 16, got ",
                     dim, " and window of shape ", window.sizes(), " of ", window.scalar_type());
-  KeySource source{bfloat16_bits(window), window.size(0), nullptr, dim};
+  KeySource source{bfloat16_bits(window), window.size(0), nullptr, dim, false};
   if (pool.has_value()) {
     check("attend", "pool", *pool, at::kByte, 2);
-    check_shape("attend", "pool", *pool, {pool->size(0), source.record_bytes()});
+    source.pool_is_bfloat16 = holds_bfloat16("attend", "pool", *pool, source.record_bytes(), dim);
     source.pool = bytes(*pool);
   }
   return source;

@@ -45,11 +45,15 @@ int64_t gather(const KeySource& source, const int64_t* keys, int64_t count, doub
       continue;
     }
     double* row = out + found++ * key_stride(source.dim);
-    if (keys[i] >= source.num_window) {
-      decode_global_record(source.pool + (keys[i] - source.num_window) * source.record_bytes(), source.dim, row);
-      continue;
-    }
     const uint16_t* stored = source.window + keys[i] * source.dim;
+    if (keys[i] >= source.num_window) {
+      const uint8_t* record = source.pool + (keys[i] - source.num_window) * source.record_bytes();
+      if (!source.pool_is_bfloat16) {
+        decode_global_record(record, source.dim, row);
+        continue;
+      }
+      stored = reinterpret_cast<const uint16_t*>(record);
+    }
     for (int64_t d = 0; d < source.dim; d += 8) store8(row + d, load8_bfloat16(stored + d));
   }
   return found;

@@ -1,18 +1,20 @@
-// One row of attention over window rows and packed global records. Built once per CPU level.
+// One row of attention over window rows and global records. Built once per CPU level.
 #pragma once
 
 #include <cstdint>
 
 namespace sgl_kernel_ext {
 
-// dim: a multiple of 16. window: bfloat16 [num_window][dim]. pool: e2m1 records with one e4m3 scale per 16, or null.
+// dim: a multiple of 16. window: bfloat16 [num_window][dim]. pool: e2m1 records with one e4m3 scale per 16, or
+// records of bfloat16, or null.
 struct KeySource {
   const uint16_t* window;
   int64_t num_window;
   const uint8_t* pool;
   int64_t dim;
+  bool pool_is_bfloat16;
 
-  int64_t record_bytes() const { return dim / 2 + dim / 16; }
+  int64_t record_bytes() const { return pool_is_bfloat16 ? 2 * dim : dim / 2 + dim / 16; }
 };
 
 // Doubles that `attend_row` needs for its own use.

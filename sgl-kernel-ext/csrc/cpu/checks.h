@@ -28,6 +28,14 @@ inline void check_shape(const char* op, const char* name, const at::Tensor& x, a
                     x.scalar_type());
 }
 
+// Whether the rows of `x` are records of bfloat16, two bytes for each of `dim` values, and not of `packed` bytes.
+inline bool holds_bfloat16(const char* op, const char* name, const at::Tensor& x, int64_t packed, int64_t dim) {
+  const int64_t rows = x.size(0), width = x.size(1);
+  TORCH_CHECK_VALUE(width == packed || width == 2 * dim, op, ": ", name, " must have shape [", rows, ", ", packed,
+                    "], or [", rows, ", ", 2 * dim, "] as bfloat16, got ", x.sizes(), " of ", x.scalar_type());
+  return width != packed;
+}
+
 inline const uint16_t* bfloat16_bits(const at::Tensor& x) { return static_cast<const uint16_t*>(x.const_data_ptr()); }
 inline uint16_t* mutable_bfloat16_bits(at::Tensor& x) { return static_cast<uint16_t*>(x.mutable_data_ptr()); }
 inline const uint8_t* bytes(const at::Tensor& x) { return static_cast<const uint8_t*>(x.const_data_ptr()); }

@@ -27,13 +27,14 @@ at::Tensor index_scores(const at::Tensor& q, const at::Tensor& weights, const at
   check("index_scores", "weights", weights, at::kBFloat16, 2);
   check_shape("index_scores", "weights", weights, {rows, heads});
   check("index_scores", "keys", keys, at::kByte, 2);
-  const int64_t record = dim / 2 + dim / 32;
-  check_shape("index_scores", "keys", keys, {groups, record});
+  const int64_t packed = dim / 2 + dim / 32;
+  const bool as_bfloat16 = holds_bfloat16("index_scores", "keys", keys, packed, dim);
   at::Tensor result = at::empty({rows, groups}, q.options()),
              wide = at::empty(q.sizes(), q.options().dtype(at::kDouble));
   double* query = wide.mutable_data_ptr<double>();
   uint16_t* out = mutable_bfloat16_bits(result);
-  SGL_KERNEL_EXT_CHOOSE(widen_query)(bfloat16_bits(q), q.numel(), query);
+  const auto widen = SGL_KERNEL_EXT_CHOOSE(widen);
+  widen(bfloat16_bits(q), q.numel(), query);
   const auto decode = SGL_KERNEL_EXT_CHOOSE(decode_keys);
   const auto score = SGL_KERNEL_EXT_CHOOSE(score_keys);
   at::parallel_for(0, (groups + kKeysAtOnce - 1) / kKeysAtOnce, kKeysPerTask / kKeysAtOnce,
@@ -42,7 +43,11 @@ at::Tensor index_scores(const at::Tensor& q, const at::Tensor& weights, const at
                      double* decoded = scratch.mutable_data_ptr<double>();
                      for (int64_t block = begin; block < end; ++block) {
                        const int64_t first = block * kKeysAtOnce, count = std::min(kKeysAtOnce, groups - first);
-                       decode(bytes(keys) + first * record, record, count, dim, decoded);
+                       if (as_bfloat16) {
+                         widen(bfloat16_bits(keys) + first * dim, count * dim, decoded);
+                       } else {
+                         decode(bytes(keys) + first * packed, packed, count, dim, decoded);
+                       }
                        for (int64_t r = 0; r < rows; ++r) {
                          score(query + r * heads * dim, bfloat16_bits(weights) + r * heads, heads, decoded, count, dim,
                                decoded + kKeysAtOnce * dim, out + r * groups + first);

@@ -7,8 +7,8 @@
 
 namespace sgl_kernel_ext::CPU_LEVEL {
 
-void widen_query(const uint16_t* q, int64_t count, double* out) {
-  for (int64_t i = 0; i < count; i += 8) store8(out + i, load8_bfloat16(q + i));
+void widen(const uint16_t* x, int64_t count, double* out) {
+  for (int64_t i = 0; i < count; i += 8) store8(out + i, load8_bfloat16(x + i));
 }
 
 void decode_keys(const uint8_t* records, int64_t stride, int64_t count, int64_t dim, double* out) {

@@ -6,7 +6,9 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "checks.h"
 #include "dispatch.h"
@@ -19,23 +21,28 @@ namespace {
 
 enum class RecordKind { global, index, window };
 
+// as_bfloat16: the values that a packed record of `packed` bytes would hold, two bytes each.
 struct RecordLayout {
   RecordKind kind;
-  int64_t dim, nbytes;
+  bool as_bfloat16;
+  int64_t dim, packed, nbytes;
 };
 
-RecordLayout layout_of(const char* op, const at::Tensor& pool, int64_t dim, const std::string& kind) {
+RecordLayout layout_of(const char* op, const at::Tensor& pool, int64_t dim, const std::string& name) {
+  const bool as_bfloat16 = name == "global_bf16" || name == "index_bf16";
+  const std::string kind = as_bfloat16 ? name.substr(0, name.find('_')) : name;
   TORCH_CHECK_VALUE(kind == "global" || kind == "index" || kind == "window", op,
-                    ": kind must be global, index or window, got ", kind);
+                    ": kind must be global, index, window, global_bf16 or index_bf16, got ", name);
   const int64_t block = kind == "global" ? 16 : 32, codes = kind == "window" ? dim : dim / 2;
-  TORCH_CHECK_VALUE(dim > 0 && dim % block == 0, op, ": a ", kind, " record needs a multiple of ", block,
+  TORCH_CHECK_VALUE(dim > 0 && dim % block == 0, op, ": a ", name, " record needs a multiple of ", block,
                     " values, got ", dim);
   check(op, "pool", pool, at::kByte, 2);
-  check_shape(op, "pool", pool, {pool.size(0), codes + dim / block});
+  const int64_t packed = codes + dim / block, nbytes = as_bfloat16 ? 2 * dim : packed;
+  check_shape(op, "pool", pool, {pool.size(0), nbytes});
   return {kind == "global"  ? RecordKind::global
           : kind == "index" ? RecordKind::index
                             : RecordKind::window,
-          dim, codes + dim / block};
+          as_bfloat16, dim, packed, nbytes};
 }
 
 const int64_t* check_rows(const char* op, const at::Tensor& rows, int64_t limit) {
@@ -53,17 +60,22 @@ void write_records(const at::Tensor& pool, const at::Tensor& rows, const at::Ten
   check_shape("write_records", "values", values, {rows.size(0), layout.dim});
   const int64_t* row = check_rows("write_records", rows, pool.size(0));
   uint8_t* out = static_cast<uint8_t*>(pool.mutable_data_ptr());
-  const auto global = SGL_KERNEL_EXT_CHOOSE(encode_global);
-  const auto index = SGL_KERNEL_EXT_CHOOSE(encode_index);
+  const bool global = layout.kind == RecordKind::global;
+  const auto encode = global ? SGL_KERNEL_EXT_CHOOSE(encode_global) : SGL_KERNEL_EXT_CHOOSE(encode_index);
+  const auto decode = global ? SGL_KERNEL_EXT_CHOOSE(decode_global) : SGL_KERNEL_EXT_CHOOSE(decode_index);
   const auto window = SGL_KERNEL_EXT_CHOOSE(quantize_e4m3);
   at::parallel_for(0, rows.size(0), rows_per_task(layout.dim), [&](int64_t begin, int64_t end) {
+    std::vector<uint8_t> packed(static_cast<size_t>(layout.packed));
     for (int64_t i = begin; i < end; ++i) {
       const uint16_t* x = bfloat16_bits(values) + i * layout.dim;
       uint8_t* record = out + row[i] * layout.nbytes;
       if (layout.kind == RecordKind::window) {
         window(x, record, record + layout.dim, layout.dim / kBlock);
+      } else if (layout.as_bfloat16) {
+        encode(x, layout.dim, packed.data());
+        decode(packed.data(), layout.dim, reinterpret_cast<uint16_t*>(record));
       } else {
-        (layout.kind == RecordKind::global ? global : index)(x, layout.dim, record);
+        encode(x, layout.dim, record);
       }
     }
   });
@@ -74,16 +86,18 @@ at::Tensor read_records(const at::Tensor& pool, const at::Tensor& rows, int64_t 
   const int64_t* row = check_rows("read_records", rows, pool.size(0));
   at::Tensor result = at::empty({rows.size(0), dim}, pool.options().dtype(at::kBFloat16));
   uint16_t* out = mutable_bfloat16_bits(result);
-  const auto global = SGL_KERNEL_EXT_CHOOSE(decode_global);
-  const auto index = SGL_KERNEL_EXT_CHOOSE(decode_index);
+  const bool global = layout.kind == RecordKind::global;
+  const auto decode = global ? SGL_KERNEL_EXT_CHOOSE(decode_global) : SGL_KERNEL_EXT_CHOOSE(decode_index);
   const auto window = SGL_KERNEL_EXT_CHOOSE(dequantize_e4m3);
   at::parallel_for(0, rows.size(0), rows_per_task(dim), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const uint8_t* record = bytes(pool) + row[i] * layout.nbytes;
       if (layout.kind == RecordKind::window) {
         window(record, record + dim, dim, out + i * dim);
+      } else if (layout.as_bfloat16) {
+        std::memcpy(out + i * dim, record, static_cast<size_t>(layout.nbytes));
       } else {
-        (layout.kind == RecordKind::global ? global : index)(record, dim, out + i * dim);
+        decode(record, dim, out + i * dim);
       }
     }
   });

@@ -15,11 +15,12 @@ from sgl_kernel_ext.linear import grouped_linear, linear_bfloat16, linear_e2m1, 
 from sgl_kernel_ext.mhc import collapse, expand, mixes
 from sgl_kernel_ext.moe import expert_mlp, mixture, route
 from sgl_kernel_ext.quantize import fake_quant_e4m3, quantize_e4m3
-from sgl_kernel_ext.records import read_records, round_index, write_records
+from sgl_kernel_ext.records import RECORD_KINDS, read_records, round_index, write_records
 from sgl_kernel_ext.rows import rms_norm, rotate
 
 __version__ = "0.2.0"
 __all__ = [
+    "RECORD_KINDS",
     "attend",
     "candidate_groups",
     "collapse",

@@ -1,4 +1,4 @@
-"""Attention over window rows and packed global records. A row's result depends on nothing but the row."""
+"""Attention over window rows and global records. A row's result depends on nothing but the row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: T
     Args:
         q: bfloat16 [T, H, D], D a multiple of 16.
         window: bfloat16 [M, D].
-        pool: uint8 [S, D/2 + D/16]: packed e2m1 (even index in the low nibble), then one e4m3 scale per 16; or None.
+        pool: uint8 [S, D/2 + D/16]: packed e2m1 (even index in the low nibble), then one e4m3 scale per 16; or
+            uint8 [S, 2 * D]: bfloat16; or None.
         keys: int64 [T, N]: below M a window row, from M on pool slot + M, negative none.
         sink: float32 [H], a score that joins the denominator only. All tensors contiguous.
 

@@ -1,4 +1,4 @@
-"""Scores of groups by packed index keys, and the choice of the best."""
+"""Scores of groups by index keys, and the choice of the best."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 
     Args:
         q: bfloat16 [T, H, D], D a multiple of 32; weights: bfloat16 [T, H]; keys: uint8 [G, D/2 + D/32], packed e2m1
-            (even index in the low nibble), then one ue8m0 scale per 32. All contiguous.
+            (even index in the low nibble), then one ue8m0 scale per 32, or uint8 [G, 2 * D], bfloat16. All contiguous.
 
     Returns:
         bfloat16 [T, G].

@@ -1,8 +1,8 @@
-"""Packed cache rows: quantise and store, gather and dequantise.
+"""Cache rows: quantise and store, gather and dequantise.
 
 Kinds: "global" is e2m1 codes with one e4m3 scale per 16 values, "index" e2m1 with one ue8m0 scale per 32, "window"
-e4m3 with one ue8m0 scale per 32. A record is its codes (two e2m1 per byte, the even index in the low nibble), then its
-scales.
+e4m3 with one ue8m0 scale per 32. Such a record is its codes (two e2m1 per byte, the even index in the low nibble), then
+its scales. "global_bf16" and "index_bf16" hold the same rounded values as bfloat16, two bytes each.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from sgl_kernel_ext._library import fake, ops
+
+RECORD_KINDS = ("global", "index", "window", "global_bf16", "index_bf16")
 
 
 def write_records(pool: Tensor, rows: Tensor, values: Tensor, kind: str) -> None:

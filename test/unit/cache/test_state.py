@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_ced.cache.layout import RING_SLACK, CacheLayout
+from sglang_ced.cache.layout import KV_FORMATS, RING_SLACK, CacheLayout
 from sglang_ced.cache.state import CacheState
 from sglang_ced.cache.step import TAG_SHIFT, Span, Step
 from sglang_ced.cache.window import StaleRowError
@@ -185,10 +185,19 @@ def test_bytes_of_the_released_model(released_config: dict) -> None:
     layout = CacheLayout(CedConfig.from_dict(released_config))
     assert layout.global_bytes_per_token == 890.0
     assert (layout.global_record.nbytes, layout.index_record.nbytes, layout.window_record.nbytes) == (288, 68, 528)
+    plain = CacheLayout(CedConfig.from_dict(released_config), "bfloat16")
+    assert plain.global_bytes_per_token == 3200.0
+    assert (plain.global_record.nbytes, plain.index_record.nbytes, plain.window_record.nbytes) == (1024, 256, 528)
 
 
-def test_pools_have_the_bytes_that_the_layout_promises(config: CedConfig) -> None:
-    state = CacheState(config, 640, 5, page_size=64)
+def test_an_unknown_kv_format_is_named(config: CedConfig) -> None:
+    with pytest.raises(ValueError, match="KV format: 'fp8' is not one of published, bfloat16"):
+        CacheState(config, 640, 5, kv_format="fp8")
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_pools_have_the_bytes_that_the_layout_promises(config: CedConfig, kv_format: str) -> None:
+    state = CacheState(config, 640, 5, page_size=64, kv_format=kv_format)
     assert state.global_kv.nbytes == 640 * state.layout.global_bytes_per_token
     assert state.window.data.nbytes + state.window.tags.nbytes == 5 * state.layout.window_bytes_per_slot
     assert state.pending.data.nbytes + state.pending.tags.nbytes == 5 * state.layout.pending_bytes_per_slot

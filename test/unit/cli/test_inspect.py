@@ -17,9 +17,9 @@ from sglang_ced.cli import inspect
 from sglang_ced.config import CedConfig
 
 
-def test_released_model_keeps_890_bytes_per_token(released_config: dict[str, Any]) -> None:
+def test_released_model_keeps_890_bytes_per_token_and_3200_as_bfloat16(released_config: dict[str, Any]) -> None:
     text = inspect.memory(CedConfig.from_dict(released_config))
-    assert [line.split()[-4] for line in text.splitlines() if line.endswith("per token")] == ["890.0"]
+    assert [line.split()[-4] for line in text.splitlines() if line.endswith("per token")] == ["890.0", "3200.0"]
 
 
 def test_report_tells_parts_memory_layers_and_what_is_left_out(golden_dir: Path) -> None:
@@ -30,6 +30,7 @@ def test_report_tells_parts_memory_layers_and_what_is_left_out(golden_dir: Path)
     assert f"{len(tensors):,}" in text
     assert f"{sum(t.nbytes for t in tensors.values()):,}" in text
     assert "79.5  bytes per token" in text  # (36 + 17) / 2 + 36 + 17
+    assert "288.0  bytes per token" in text  # 1.5 * (128 + 64)
     assert "    6  decoder      1  reindex        4           6                4  -" in text
     assert "    3  encoder      2  reuse          2           2                -  yes" in text
     assert "Not loaded: draft (169 tensors)" in text

@@ -30,6 +30,16 @@ def test_pool_and_rings_fit_into_the_share(monkeypatch: pytest.MonkeyPatch) -> N
     assert used <= free * defaults.KV_SHARE_OF_FREE_MEMORY < used + 64 * memory.token_bytes(layout)
 
 
+def test_bfloat16_records_leave_room_for_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, config = 64 << 20, CedConfig.from_dir(MODEL)
+    published = cap(free, monkeypatch)
+    monkeypatch.setenv("CED_KV_FORMAT", "bfloat16")
+    tokens, layout = cap(free, monkeypatch), CacheLayout(config, "bfloat16")
+    used = tokens * memory.token_bytes(layout) + 17 * memory.slot_bytes(layout)
+    assert used <= free * defaults.KV_SHARE_OF_FREE_MEMORY < used + 64 * memory.token_bytes(layout)
+    assert tokens < published / 2
+
+
 def test_no_more_than_the_running_requests_can_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cap(1 << 40, monkeypatch) == 16 * 8192
     assert cap(1 << 40, monkeypatch, context_length=1024, max_running_requests=2) == 2 * 1024

@@ -14,7 +14,7 @@ from sglang_ced.plugin.flags import Options
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CED_KERNELS", "CED_OVERLAP_SCHEDULE", "CED_STRICT", "CED_SWA_BOUNDED_REPLAY"):
+    for name in ("CED_KERNELS", "CED_KV_FORMAT", "CED_OVERLAP_SCHEDULE", "CED_STRICT", "CED_SWA_BOUNDED_REPLAY"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -30,22 +30,25 @@ def parsed(*words: str) -> Options:
 
 
 def test_defaults() -> None:
-    assert parsed() == Options(True, "auto", ced_strict=False, ced_overlap_schedule=False)
+    assert parsed() == Options(True, "auto", "published", ced_strict=False, ced_overlap_schedule=False)
     assert flags.options_of(SimpleNamespace()) == Options()
 
 
 def test_command_line() -> None:
     assert parsed("--swa-bounded-replay", "--ced-kernels", "reference") == Options(True, "reference")
-    assert parsed("--no-swa-bounded-replay", "--ced-strict") == Options(False, "auto", True)
+    assert parsed("--no-swa-bounded-replay", "--ced-strict") == Options(False, ced_strict=True)
+    assert parsed("--ced-kv-format", "bfloat16") == Options(ced_kv_format="bfloat16")
     assert parsed("--ced-overlap-schedule") == Options(ced_overlap_schedule=True)
 
 
 def test_environment_holds_where_the_command_line_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CED_SWA_BOUNDED_REPLAY", "0")
     monkeypatch.setenv("CED_KERNELS", "reference")
+    monkeypatch.setenv("CED_KV_FORMAT", "bfloat16")
     monkeypatch.setenv("CED_STRICT", "1")
-    assert parsed() == Options(False, "reference", True)
-    assert parsed("--swa-bounded-replay", "--ced-kernels=auto", "--no-ced-strict") == Options(True, "auto", False)
+    assert parsed() == Options(False, "reference", "bfloat16", True)
+    words = ("--swa-bounded-replay", "--ced-kernels=auto", "--ced-kv-format=published", "--no-ced-strict")
+    assert parsed(*words) == Options(True, "auto", "published", False)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,15 @@ def test_replay_mode_follows_our_flag_and_that_of_sglang(words: list[str], decod
     assert flags.replay_of(launched(*words, decoder=decoder)) == mode
 
 
-@pytest.mark.parametrize(("name", "value"), [("CED_KERNELS", "fast"), ("CED_SWA_BOUNDED_REPLAY", "yes")])
+def test_a_wrong_kv_format_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--ced-kv-format", "fp8")
+    assert "--ced-kv-format: invalid choice: 'fp8'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CED_KERNELS", "fast"), ("CED_KV_FORMAT", "fp8"), ("CED_SWA_BOUNDED_REPLAY", "yes")]
+)
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(PluginError, match=f"{name}={value}: expected"):
