@@ -23,12 +23,12 @@ from torch import Tensor
 from sglang_ced.checkpoint.files import INDEX_FILE, SINGLE_FILE, listed
 from sglang_ced.checkpoint.names import Kind, TensorSpec, expected_tensors, scale_name
 from sglang_ced.config import CedConfig
-from sglang_ced.formats import quantize_e2m1_ue8m0, quantize_e4m3, quantize_weight_e4m3
+from sglang_ced.formats import E2m1Weight, quantize_e2m1_ue8m0, quantize_e4m3, quantize_weight_e4m3
 
 SHARD_BYTES = 5 << 30
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
-Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor | E2m1Weight]]
 
 
 def write_checkpoint(
@@ -43,7 +43,8 @@ def write_checkpoint(
     """Write a checkpoint directory: config.json (`raw_config` as it is), generation_config.json, weights.
 
     tensors: float tensors of the shapes that `expected_tensors` gives, in any order; may be a generator, and
-        is drawn from shard by shard, so that at most `shard_bytes` and one tensor are held.
+        is drawn from shard by shard, so that at most `shard_bytes` and one tensor are held. An fp4 weight may also
+        come in its stored form.
     tokenizer_from: a directory whose tokenizer files are copied.
     norm_dtype: bfloat16 or float32, the two that published norm weights are met in.
 
@@ -71,17 +72,30 @@ def write_checkpoint(
 
 
 def write_random_checkpoint(
-    path: str | os.PathLike[str], raw_config: dict[str, Any], seed: int = 0, **options: Any
+    path: str | os.PathLike[str], raw_config: dict[str, Any], seed: int = 0, *, fp4_codes: bool = False, **options: Any
 ) -> None:
-    """`write_checkpoint` with `random_tensors`: same options, same errors. Same seed, same bytes."""
-    write_checkpoint(path, raw_config, random_tensors(CedConfig.from_dict(raw_config), seed), **options)
+    """`write_checkpoint` with `random_tensors`, or `random_tensors_fp4` if `fp4_codes`: same options, same errors.
+    Same seed, same bytes."""
+    config = CedConfig.from_dict(raw_config)
+    tensors = random_tensors_fp4(config, seed) if fp4_codes else random_tensors(config, seed)
+    write_checkpoint(path, raw_config, tensors, **options)
 
 
 # -- stored form ---------------------------------------------------------------------------------------------
 
 
-def encode(name: str, value: Tensor, spec: TensorSpec, norm_dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
-    """The tensors that store `value`, by name, in the dtypes of the file."""
+def encode(
+    name: str, value: Tensor | E2m1Weight, spec: TensorSpec, norm_dtype: torch.dtype = torch.bfloat16
+) -> dict[str, Tensor]:
+    """The tensors that store `value`, by name, in the dtypes of the file.
+
+    Raises ValueError for a stored fp4 weight where the config asks for another form.
+    """
+    if isinstance(value, E2m1Weight):
+        if spec.kind is not Kind.FP4:
+            raise ValueError(f"{name}: given as fp4, but the config stores it as {spec.kind}")
+        codes, scales = value.packed, value.scales
+        return {name: codes.view(torch.int8), scale_name(name): scales.view(torch.float8_e8m0fnu)}
     value = value.detach().cpu()
     if spec.kind is Kind.FP8:
         codes, scales = quantize_weight_e4m3(value)
@@ -97,7 +111,7 @@ def encode(name: str, value: Tensor, spec: TensorSpec, norm_dtype: torch.dtype =
 
 
 def _stored(
-    pairs: Iterable[tuple[str, Tensor]], expected: dict[str, TensorSpec], norm_dtype: torch.dtype
+    pairs: Iterable[tuple[str, Tensor | E2m1Weight]], expected: dict[str, TensorSpec], norm_dtype: torch.dtype
 ) -> Iterator[dict[str, Tensor]]:
     left = dict(expected)
     for name, value in pairs:
@@ -106,7 +120,7 @@ def _stored(
             raise ValueError(f"{name}: {'given twice' if name in expected else 'no such tensor in this config'}")
         if tuple(value.shape) != spec.shape:
             raise ValueError(f"{name}: shape {list(value.shape)}, expected {list(spec.shape)}")
-        if not value.isfinite().all():
+        if isinstance(value, Tensor) and not value.isfinite().all():
             raise ValueError(f"{name}: not finite")
         yield encode(name, value, spec, norm_dtype)
     if missing := [name for name, spec in left.items() if not spec.optional]:
@@ -175,8 +189,34 @@ def random_tensors(config: CedConfig, seed: int = 0) -> Iterator[tuple[str, Tens
     on the machine.
     """
     for name, spec in expected_tensors(config).items():
-        noise = np.random.default_rng([seed, zlib.crc32(name.encode())]).standard_normal(spec.shape, np.float32)
-        yield name, _initial(name, torch.from_numpy(noise), config.hc_mult)
+        yield name, _random_values(name, spec, config, seed)
+
+
+def random_tensors_fp4(config: CedConfig, seed: int = 0) -> Iterator[tuple[str, Tensor | E2m1Weight]]:
+    """`random_tensors` whose fp4 weights are drawn as uniform codes: a fiftieth of the time, for checkpoints that only
+    have to be large."""
+    for name, spec in expected_tensors(config).items():
+        if spec.kind is Kind.FP4:
+            yield name, _random_codes(_generator(name, seed), *spec.shape)
+        else:
+            yield name, _random_values(name, spec, config, seed)
+
+
+def _generator(name: str, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def _random_values(name: str, spec: TensorSpec, config: CedConfig, seed: int) -> Tensor:
+    noise = _generator(name, seed).standard_normal(spec.shape, np.float32)
+    return _initial(name, torch.from_numpy(noise), config.hc_mult)
+
+
+def _random_codes(generator: np.random.Generator, rows: int, columns: int) -> E2m1Weight:
+    """Uniform codes, whose mean square is 8.56, and scales for values of about 1 / sqrt(columns)."""
+    packed = np.frombuffer(generator.bytes(rows * columns // 2), np.uint8).reshape(rows, -1)
+    exponent = math.floor(-math.log2(columns * 8.56) / 2)
+    scales = generator.integers(127 + exponent, 129 + exponent, (rows, columns // 32), np.uint8)
+    return E2m1Weight(torch.from_numpy(packed.copy()), torch.from_numpy(scales))
 
 
 def _initial(name: str, noise: Tensor, streams: int) -> Tensor:

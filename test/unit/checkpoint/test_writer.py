@@ -19,7 +19,13 @@ from sglang_ced import formats
 from sglang_ced.checkpoint.files import INDEX_FILE, SINGLE_FILE
 from sglang_ced.checkpoint.names import Kind, TensorSpec, expected_tensors
 from sglang_ced.checkpoint.reader import Checkpoint
-from sglang_ced.checkpoint.writer import encode, random_tensors, write_checkpoint, write_random_checkpoint
+from sglang_ced.checkpoint.writer import (
+    encode,
+    random_tensors,
+    random_tensors_fp4,
+    write_checkpoint,
+    write_random_checkpoint,
+)
 from sglang_ced.config import CedConfig, ConfigError
 
 
@@ -288,3 +294,24 @@ def test_random_values_of_a_tensor_do_not_depend_on_the_others() -> None:
     wider = dataclasses.replace(config, vocab_size=128)
     a, b = (dict(random_tensors(c, 5))["layers.1.attn.wkv.weight"] for c in (config, wider))
     assert torch.equal(a, b)
+
+
+def test_fp4_weights_may_be_drawn_as_codes(tmp_path: Path) -> None:
+    raw = _raw_config("fp4", hidden_size=128)
+    write_random_checkpoint(tmp_path / "drawn", raw, seed=3)
+    write_random_checkpoint(tmp_path / "codes", raw, seed=3, fp4_codes=True)
+    drawn, codes = (Checkpoint.open(tmp_path / name) for name in ("drawn", "codes"))
+    for name, spec in expected_tensors(codes.config).items():
+        base = name.removesuffix(".weight")
+        if spec.kind is Kind.FP4:
+            spread = codes.weight(base).dequantize().std() * spec.shape[1] ** 0.5
+            assert 0.5 < spread < 2.0, name
+        elif spec.kind is not Kind.FP8 and not (spec.optional and name not in codes):
+            assert torch.equal(codes.tensor(name).float(), drawn.tensor(name).float()), name
+
+
+def test_stored_fp4_weight_is_refused_where_the_config_wants_another_form(tmp_path: Path) -> None:
+    fp4 = dict(random_tensors_fp4(CedConfig.from_dict(_raw_config("fp4"))))
+    with pytest.raises(ValueError, match=r"experts\.0\.w1\.weight: given as fp4, but the config stores it as bf16"):
+        write_checkpoint(tmp_path / "out", _raw_config("bf16"), fp4.items())
+    assert not (tmp_path / "out").exists()
