@@ -26,6 +26,7 @@ MODES: dict[str, tuple[int, int, tuple[str, ...], dict[str, str], str]] = {
         {},
         "bounded",
     ),
+    "bfloat16 records, mixed, retraction": (16, 64, ("--ced-kv-format", "bfloat16", MIXED, *SMALL), RETRACT, "bounded"),
     "exact, mixed, overlap, retraction": (
         16,
         64,
