@@ -20,8 +20,7 @@ from prometheus_client import REGISTRY
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from sglang_ced import config as config_module
-from sglang_ced import kernels
+from sglang_ced import config_file, kernels
 from sglang_ced.cache.layout import KV_FORMATS, CacheLayout, KvFormat
 from sglang_ced.checkpoint.names import expected_tensors
 from sglang_ced.cli.main import COMMANDS
@@ -179,7 +178,7 @@ def _flag(field: str) -> str:
 
 def fixed_fields() -> Iterator[Row]:
     yield "field", "the one value that is served"
-    for name, value in config_module._FIXED.items():
+    for name, value in config_file.FIXED.items():
         yield f"`{name}`", f"`{value!r}`"
 
 

@@ -49,6 +49,7 @@ def test_every_import_points_down() -> None:
     [
         ("kernels/__init__.py", "import sglang_ced.model", "Every import points down"),
         ("config.py", "import sglang_ced.formats", "Every import points down"),
+        ("config_file.py", "import sglang_ced.config", "Every import points down"),
         ("new_room.py", "", "Every import points down"),
         ("reference.py", "import sglang_ced.kernels", "The reference imports nothing of ours"),
         ("cache/__init__.py", "import sglang.srt.utils", "The rooms below plugin do not reach SGLang"),
