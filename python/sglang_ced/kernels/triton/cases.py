@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from sglang_ced.formats import BLOCK, E2m1Weight, E4m3Weight, Weight
+from sglang_ced.formats import BLOCK, E2m1Weight, E4m3Weight, Record, Weight
 from sglang_ced.kernels.moe import Experts, ExpertWeights
-from sglang_ced.kernels.triton import linear, moe
+from sglang_ced.kernels.triton import attention, indexer, linear, moe
 
 # DeepSeek-V4.1-Flash (docs/explanation/architecture.md).
 HIDDEN, HEADS, HEAD_DIM, ROPE_DIM, INNER, EXPERTS, TOP_K = 5120, 64, 512, 64, 2304, 384, 6
-STREAMS, INDEX_HEADS, INDEX_DIM, GROUPS, WINDOW = 4, 32, 128, 8, 128
+STREAMS, INDEX_HEADS, INDEX_DIM, GROUPS = 4, 32, 128, 8
+WINDOW, SELECTED, CONTEXT = 128, 512, 1 << 20
 FEW, MANY = 1, 2048
 
 
@@ -70,4 +71,20 @@ def _moe() -> Iterator[Case]:
             yield f"moe.mixture, {form}, {rows} rows", moe.mixture, args
 
 
-CASES: list[Case] = [*_linear(), *_moe()]
+def _attention() -> Iterator[Case]:
+    pool = octets(CONTEXT, Record(HEAD_DIM, "global").nbytes)
+    q, window, sink = floats(MANY, HEADS, HEAD_DIM), floats(MANY + WINDOW, HEAD_DIM), wide(HEADS)
+    yield "attention.attend", attention.attend, (q, window, pool, ints(MANY, WINDOW + SELECTED), sink)
+    yield "attention.attend, window alone", attention.attend, (q, window, None, ints(MANY, WINDOW), sink)
+
+
+def _indexer() -> Iterator[Case]:
+    keys = octets(CONTEXT, Record(INDEX_DIM, "index").nbytes)
+    for rows in (FEW, 64):
+        q, weights = floats(rows, INDEX_HEADS, INDEX_DIM), floats(rows, INDEX_HEADS)
+        yield f"indexer.index_scores, {rows} rows", indexer.index_scores, (q, weights, keys)
+    yield "indexer.top_groups", indexer.top_groups, (floats(64, CONTEXT), SELECTED)
+    yield "indexer.candidate_groups", indexer.candidate_groups, (floats(64, CONTEXT), ints(64), 2048, 8)
+
+
+CASES: list[Case] = [*_linear(), *_moe(), *_attention(), *_indexer()]

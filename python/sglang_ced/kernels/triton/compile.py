@@ -62,12 +62,12 @@ class Launch:
         with contextlib.redirect_stdout(log):
             made = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=dict(self.options))
         text = log.getvalue()
-        registers = re.search(r"Used (\d+) registers", text)
-        if registers is None:
+        registers = [int(count) for count in re.findall(r"Used (\d+) registers", text)]
+        if not registers:
             raise RuntimeError(f"{self.op}: ptxas said nothing about registers: {text!r}")
         spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", text)))
         warps = dict(self.options).get("num_warps", 4)
-        return Report(self.op, self.name, sm, int(registers[1]), spilled, made.metadata.shared, warps)
+        return Report(self.op, self.name, sm, max(registers), spilled, made.metadata.shared, warps)
 
     @property
     def name(self) -> str:

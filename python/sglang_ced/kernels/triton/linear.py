@@ -166,7 +166,9 @@ def _run(x: Tensor, weight: Weight, out_dtype: torch.dtype, groups: int, rounds:
     wide = torch.float32 in (x.dtype, codes.dtype)  # multiplied outside the tensor cores
     width = 32 if wide else 128 if len(rows) <= 16 else 64
     if wide:
-        tile_rows, columns, warps = min(tile_rows, 32), 32, 4
+        tile_rows, columns = min(tile_rows, 32), 32
+    if isinstance(weight, Tensor):
+        warps = 4  # nothing to decode: more warps would have too few registers for the sums on sm_100
     grid = (triton.cdiv(n, columns), triton.cdiv(len(rows), tile_rows), groups)
     if out.numel():
         _product[grid](

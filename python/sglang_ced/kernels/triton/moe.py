@@ -295,12 +295,13 @@ def _run(
     d, inner = example.w2.shape
     rows = blocks.tile_rows
     columns, width, warps = (32, 128, 4) if rows == 16 else (64, 64, 4 if rows == 32 else 8)
+    width_of_two = 64 if rows == 16 else 32  # two tiles of weights at once: wider ones spill
     if table is not None:
         codes1 = scales1 = codes2 = scales2 = codes3 = scales3 = None
     middle = torch.empty(pairs, inner, dtype=torch.bfloat16, device=x.device)
     _inner[(triton.cdiv(inner, columns), blocks.count)](
         x, table, codes1, scales1, codes3, scales3, blocks.plan, blocks.order, row_weight, middle, pairs, d, inner,
-        float(limit), chosen, form, rows, columns, width, num_warps=warps, num_stages=3,
+        float(limit), chosen, form, rows, columns, width_of_two, num_warps=warps, num_stages=3,
     )  # fmt: skip
     out = torch.empty(pairs, d, dtype=torch.bfloat16, device=x.device)
     _down[(triton.cdiv(d, columns), blocks.count)](
