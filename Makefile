@@ -116,6 +116,18 @@ format: setup  ## Format all sources in place.
 bench: setup  ## Time the kernels.
 	@$(BIN)/pytest benchmark/kernels --benchmark-only $(ARGS)
 
+.PHONY: bench-kernels
+bench-kernels: setup  ## Kernels against references, the memory bandwidth and plain torch (QUICK=1: under a minute).
+	@$(BIN)/python -m benchmark.kernels.run $(ARGS)
+
+.PHONY: bench-profile
+bench-profile: setup  ## Where a decode step and a prefill spend their time (QUICK=1: a small shape, printed only).
+	@$(BIN)/python -m benchmark.kernels.profile $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: setup  ## Two other CPU engines beside ours; builds them the first time, 10 minutes (QUICK=1: small).
+	@$(BIN)/python -m benchmark.peers.run $(ARGS)
+
 .PHONY: bench-replay
 bench-replay: setup  ## Measure bounded replay against exact (QUICK=1: under a minute).
 	@$(BIN)/python benchmark/serving/replay.py

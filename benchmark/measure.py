@@ -51,10 +51,12 @@ STREAM_BYTES = 1 << 30
 
 
 def read_bandwidth(nbytes: int = STREAM_BYTES, repeats: int = 5) -> float:
-    """Bytes per second of reading `nbytes`, which no cache holds, with torch's threads: the best of some sums."""
+    """Bytes per second of reading `nbytes`, which no cache holds, with torch's threads: the fastest of some passes of
+    a sum, a dot product with itself and a matrix-vector product."""
     block = torch.from_numpy(np.ones(nbytes // 4, np.float32))
-    block.sum()
-    return nbytes / min(seconds(block.sum) for _ in range(repeats))
+    matrix, vector = block.view(-1, 1 << 16), torch.ones(1 << 16)
+    passes = (block.sum, lambda: torch.dot(block, block), lambda: matrix @ vector)
+    return nbytes / min(seconds(run) for _ in range(repeats) for run in passes)
 
 
 def multiply_rate(size: int = 1024, repeats: int = 5) -> float:

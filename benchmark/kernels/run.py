@@ -25,6 +25,7 @@ import torch
 from benchmark.decode import DecodeTimes, prompt
 from benchmark.kernels import micro
 from benchmark.kernels.bound import decode_bytes
+from benchmark.kernels.load import load_figures
 from benchmark.measure import commit, machine, print_change, read_bandwidth, save, seconds
 from benchmark.shape.ced_bench import checkpoint_dir
 
@@ -124,9 +125,9 @@ def single_ops(engine: OfflineEngine, size: Size) -> dict[str, Any]:
         "index_512k_x_float_keys": long["float"],
         "index_8k_x": short["packed"],
         "index_8k_x_float_keys": short["float"],
-        "mhc_x": min(mhc.values()),
+        "mhc_x": mhc["1"],
         "mhc_x_by_rows": mhc,
-        "gate_x": min(gate.values()),
+        "gate_x": gate["1"],
         "gate_x_by_rows": gate,
         "attention_fp4_x": micro.attention_ratio(config, size.pool, size.budget),
     }
@@ -153,6 +154,13 @@ def table(r: dict[str, Any], size: Size, layers: int) -> str:
         *((f"router, {n} rows", f"{x:.1f}x") for n, x in r["gate_x_by_rows"].items()),
         (f"attention of one row, pool of {size.pool >> 10}K: bfloat16 over fp4", f"{r['attention_fp4_x']:.2f}x"),
     ]
+    load = r["load"]
+    rows += [
+        ("loading, file in the page cache", f"{load['load_seconds']:.2f} s"),
+        ("peak memory over checkpoint", f"{load['peak_over_checkpoint']:.2f}x"),
+        ("   less what Python and torch take", f"{load['peak_less_import_over_checkpoint']:.2f}x"),
+        ("   of it memory that is not a file's", f"{load['own_bytes'] / 1e6:.0f} MB"),
+    ]
     head = f"ced-bench, {layers} layers, context {size.context}, batch 1, {r['machine']}, commit {r['commit']}"
     return "\n".join((head, *(f"  {name:<64} {value:>14}" for name, value in rows)))
 
@@ -164,12 +172,13 @@ def main() -> None:
     size = QUICK if quick else FULL
     torch.manual_seed(0)
     path = checkpoint_dir(quick)
+    load = load_figures(path)
     with torch.inference_mode():
         result, engine = end_to_end(path, size)
         result |= bound(path, engine, size, result["decode_step_ms"])
         result |= single_ops(engine, size)
     result |= {"context": size.context, "prefill": size.prefill, "layers": engine.config.num_hidden_layers}
-    result |= {"machine": machine(), "commit": commit(), "quick": quick}
+    result |= {"load": load, "machine": machine(), "commit": commit(), "quick": quick}
     if quick:
         print(f"QUICK: {result['layers']} layers, `512k` stands for {size.long_index >> 10}K groups")
     print(table(result, size, result["layers"]))

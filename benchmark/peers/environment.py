@@ -42,13 +42,29 @@ class Peer:
         stamp.write_text(wanted)
 
 
+# Options of ggml's build by the names of /proc/cpuinfo. Its own detection would turn on AMX as well, with which
+# llama-cpp-python 0.3.36 ends in a segmentation fault on a virtual Sapphire Rapids.
+CPU_FEATURES = {
+    "avx_vnni": "GGML_AVX_VNNI",
+    "avx512f": "GGML_AVX512",
+    "avx512vbmi": "GGML_AVX512_VBMI",
+    "avx512_vnni": "GGML_AVX512_VNNI",
+    "avx512_bf16": "GGML_AVX512_BF16",
+}
+UNUSED_PARTS = "LLAVA_BUILD MTMD_BUILD LLAMA_CURL LLAMA_BUILD_TESTS LLAMA_BUILD_EXAMPLES LLAMA_BUILD_TOOLS"
+
+
+def _cmake_arguments() -> str:
+    info = Path("/proc/cpuinfo")
+    flags = set(info.read_text().split()) if info.is_file() else set()
+    options = {"GGML_NATIVE": False} | dict.fromkeys(UNUSED_PARTS.split(), False)
+    options |= {option: flag in flags for flag, option in CPU_FEATURES.items()}
+    return " ".join(f"-D{name}={'ON' if on else 'OFF'}" for name, on in options.items())
+
+
 FTLLM = Peer("ftllm", ("ftllm==1.9.0",))
 LLAMA_CPP = Peer(
     "llamacpp",
     ("llama-cpp-python==0.3.36", "gguf==0.19.0"),
-    {
-        "CMAKE_BUILD_PARALLEL_LEVEL": "2",
-        "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF "
-        "-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF",
-    },
+    {"CMAKE_BUILD_PARALLEL_LEVEL": "2", "CMAKE_ARGS": _cmake_arguments()},
 )
