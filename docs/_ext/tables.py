@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import results
 from docutils import nodes
 from docutils.statemachine import StringList
 from prometheus_client import REGISTRY
@@ -216,6 +217,7 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     for each in (cache_records, cache_sizes, cache_sources, layer_plan, flags, defaults, refusals, commands, metrics,
                  fixed_fields, tensors, ops, seams)
 }  # fmt: skip
+TABLES |= results.TABLES
 
 
 class CedTable(SphinxDirective):

@@ -1,0 +1,116 @@
+"""Tables of measured figures, from the committed files of benchmark/results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[2] / "benchmark" / "results"
+
+Row = tuple[str, ...]
+
+
+def _read(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return result
+
+
+# -- profile ----------------------------------------------------------------------------------------------------------
+
+
+def profile_conditions() -> Iterator[Row]:
+    r = _read("profile.json")
+    yield "", "decode step", "prefill"
+    yield "tokens", f"after {r['context']:,}", f"{r['length']:,}"
+    yield "references", "one step", f"from two chunks of {r['reference_chunk']} rows"
+    yield "fast kernels", f"mean of {r['steps']} steps", f"whole, in chunks of {r['chunk']:,}"
+    yield "layers", str(r["layers"]), str(r["layers"])
+    yield "machine", r["machine"], r["machine"]
+    yield "commit", f"`{r['commit']}`", f"`{r['commit']}`"
+
+
+def profile_decode() -> Iterator[Row]:
+    return _families("decode", "ms", 1e3)
+
+
+def profile_prefill() -> Iterator[Row]:
+    return _families("prefill", "s", 1.0)
+
+
+def _families(part: str, unit: str, factor: float) -> Iterator[Row]:
+    before, after = (_read("profile.json")[part][when] for when in ("before", "after"))
+    slow, fast = sum(before.values()), sum(after.values())
+    yield "", f"references, {unit}", "share", f"fast kernels, {unit}", "share", "times faster"
+    for name in sorted(after, key=lambda key: -after[key]):
+        yield (
+            name,
+            _number(factor * before[name]),
+            f"{before[name] / slow:.1%}",
+            _number(factor * after[name]),
+            f"{after[name] / fast:.1%}",
+            _number(before[name] / after[name]),
+        )
+    yield "**whole**", _number(factor * slow), "", _number(factor * fast), "", _number(slow / fast)
+
+
+# -- kernels and peers ------------------------------------------------------------------------------------------------
+
+
+def bench_kernels() -> Iterator[Row]:
+    r = _read("kernels.json")
+    load = r["load"]
+    yield "", f"{r['machine']}, commit `{r['commit']}`"
+    yield "decode step in the model, after " + f"{r['context']} tokens", f"{r['decode_step_ms']:.1f} ms"
+    yield "planning of the step", f"{r['decode_planning_ms']:.2f} ms"
+    yield "decode step, references over fast kernels (`decode_x_reference`)", f"{r['decode_x_reference']:.1f}"
+    yield f"prompt of {r['prefill']} tokens, the same (`prefill_x_reference`)", f"{r['prefill_x_reference']:.1f}"
+    yield "share of the bandwidth bound (`decode_bound_share`)", f"{r['decode_bound_share']:.1%}"
+    yield "streaming read", f"{r['read_gb_per_s']:.1f} GB/s"
+    for size, name in (("512k", "524,288"), ("8k", "8,192")):
+        yield f"choice among {name} groups (`index_{size}_x`)", f"{r[f'index_{size}_x']:.1f}"
+        yield f"choice among {name} groups, keys unpacked before", f"{r[f'index_{size}_x_float_keys']:.1f}"
+    for key, what in (("mhc", "hyper-connection site"), ("gate", "router")):
+        for rows, ratio in r[f"{key}_x_by_rows"].items():
+            yield f"{what}, {f'{rows} rows' if rows != '1' else f'one row (`{key}_x`)'}", f"{ratio:.2f}"
+    yield "attention, bfloat16 over packed groups (`attention_fp4_x`)", f"{r['attention_fp4_x']:.2f}"
+    yield "loading, file in the page cache", f"{load['load_seconds']:.2f} s"
+    yield "peak memory over checkpoint", f"{load['peak_over_checkpoint']:.2f}"
+    yield "the same less what Python and torch take", f"{load['peak_less_import_over_checkpoint']:.2f}"
+
+
+def bench_peers() -> Iterator[Row]:
+    r = _read("peers.json")
+    yield "prompt × batch", "first token, ours", "ftllm", "ratio", "decode, ours", "ftllm", "ratio"
+    for point, row in r["points"].items():
+        ours, theirs = row["ours"], row["ftllm"]
+        yield (
+            point.replace("x", " × "),
+            f"{ours['first_token_s']:.2f} s",
+            f"{theirs['first_token_s']:.2f} s",
+            f"{row['ttft_x']:.1f}",
+            f"{ours['decode_tokens_per_s']:.2f} tokens/s",
+            f"{theirs['decode_tokens_per_s']:.2f} tokens/s",
+            f"{row['decode_x']:.1f}",
+        )
+
+
+def bench_bound() -> Iterator[Row]:
+    r = _read("peers.json")
+    yield "", "active bytes", "decode step", "share of the bandwidth bound"
+    for name, label in (("our", "ours"), ("llamacpp", r["llamacpp_version"])):
+        size, step, share = (r[f"{name}_{field}"] for field in ("bytes", "step_ms", "bound_share"))
+        yield label, f"{size / 1e6:.0f} MB", f"{step:.1f} ms", f"{share:.1%}"
+
+
+def _number(value: float) -> str:
+    """Three digits or more."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+TABLES: dict[str, Callable[[], Iterator[Row]]] = {
+    each.__name__.replace("_", "-"): each
+    for each in (profile_conditions, profile_decode, profile_prefill, bench_kernels, bench_peers, bench_bound)
+}
