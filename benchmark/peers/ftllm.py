@@ -17,7 +17,8 @@ def measure(checkpoint: Path, point: Point, threads: int) -> Measured:
     """One run of `ftllm benchmark`. Raises RuntimeError with its last lines if it fails or prints no figures."""
     command = [FTLLM.bin / "ftllm", "benchmark", "-p", checkpoint, "--device", "cpu", "-t", str(threads)]
     command += ["--input_tokens", str(point.prompt), "--output_tokens", str(point.output), "--batch", str(point.batch)]
-    command += ["--max_batch", str(point.batch), "--fast_prefill", "--warmup", "1" if point.batch == 1 else "0"]
+    # It warms up while it loads; --warmup N would run the whole benchmark N times before.
+    command += ["--max_batch", str(point.batch), "--fast_prefill", "--warmup", "0"]
     environment = os.environ | {"PATH": f"{FTLLM.bin}:{os.environ['PATH']}"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     first = re.search(r"TTFT avg\s+([\d.]+) ms", run.stdout)
