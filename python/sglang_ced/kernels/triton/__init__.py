@@ -6,6 +6,17 @@ references. What a version does not take (float64, float16) runs as the referenc
 
 from __future__ import annotations
 
-from sglang_ced.kernels.triton import attention, indexer, linear, moe
+from sglang_ced.kernels.triton import (
+    attention,
+    compressor,
+    engram,
+    indexer,
+    linear,
+    mhc,
+    moe,
+    norm,
+    records,
+    rope,
+)
 
-__all__ = ["attention", "indexer", "linear", "moe"]
+__all__ = ["attention", "compressor", "engram", "indexer", "linear", "mhc", "moe", "norm", "records", "rope"]

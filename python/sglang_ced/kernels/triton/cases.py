@@ -9,7 +9,18 @@ from torch import Tensor
 
 from sglang_ced.formats import BLOCK, E2m1Weight, E4m3Weight, Record, Weight
 from sglang_ced.kernels.moe import Experts, ExpertWeights
-from sglang_ced.kernels.triton import attention, indexer, linear, moe
+from sglang_ced.kernels.triton import (
+    attention,
+    compressor,
+    engram,
+    indexer,
+    linear,
+    mhc,
+    moe,
+    norm,
+    records,
+    rope,
+)
 
 # DeepSeek-V4.1-Flash (docs/explanation/architecture.md).
 HIDDEN, HEADS, HEAD_DIM, ROPE_DIM, INNER, EXPERTS, TOP_K = 5120, 64, 512, 64, 2304, 384, 6
@@ -87,4 +98,28 @@ def _indexer() -> Iterator[Case]:
     yield "indexer.candidate_groups", indexer.candidate_groups, (floats(64, CONTEXT), ints(64), 2048, 8)
 
 
-CASES: list[Case] = [*_linear(), *_moe(), *_attention(), *_indexer()]
+def _rows() -> Iterator[Case]:
+    x, streams, y = floats(MANY, HEADS, HEAD_DIM), floats(MANY, STREAMS, HIDDEN), floats(MANY, HIDDEN)
+    yield "norm.rms_norm", norm.rms_norm, (y, floats(HIDDEN), 1e-20)
+    yield "rope.rotate", rope.rotate, (x, wide(MANY, ROPE_DIM // 2), wide(MANY, ROPE_DIM // 2))
+    mixes = STREAMS * (STREAMS + 2)
+    yield "mhc.mixes", mhc.mixes, (streams, wide(mixes, STREAMS * HIDDEN), wide(mixes), wide(3), 20, 1e-6)
+    yield "mhc.collapse", mhc.collapse, (streams, wide(MANY, STREAMS))
+    yield "mhc.expand", mhc.expand, (y, streams, wide(MANY, STREAMS), wide(MANY, STREAMS, STREAMS))
+    yield "engram.ngram_rows", engram.ngram_rows, (ints(MANY, 3), 1, (1, 3, 5), ((7,) * 8, (11,) * 8), (0,) * 16)
+    yield "engram.look_up", engram.look_up, (octets(CONTEXT, 256), octets(CONTEXT, 8), ints(MANY, 16))
+    memory = floats(MANY, (STREAMS + 1) * HIDDEN)
+    yield "engram.fuse", engram.fuse, (streams, memory, wide(STREAMS, HIDDEN), 1e-20, floats(MANY, dtype=torch.bool))
+
+
+def _records() -> Iterator[Case]:
+    for kind, dim in (("global", HEAD_DIM), ("index", INDEX_DIM), ("window", HEAD_DIM)):
+        record = Record(dim, kind)
+        pool, rows = octets(CONTEXT, record.nbytes), ints(MANY)
+        yield f"records.write_records, {kind}", records.write_records, (pool, rows, floats(MANY, dim), record)
+        yield f"records.read_records, {kind}", records.read_records, (pool, rows, record)
+    yield "records.round_index", records.round_index, (floats(MANY, INDEX_HEADS, INDEX_DIM),)
+    yield "compressor.pool_pairs", compressor.pool_pairs, (wide(MANY, 2, HEAD_DIM), wide(MANY, 2, HEAD_DIM))
+
+
+CASES: list[Case] = [*_linear(), *_moe(), *_attention(), *_indexer(), *_rows(), *_records()]
