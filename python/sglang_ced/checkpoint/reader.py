@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Iterator
@@ -48,6 +49,7 @@ class Checkpoint:
         self.path, self.config = path, config
         self._tensors, self._expected = tensors, expected
         self._shards: dict[Path, Any] = {}
+        self.device = torch.device("cpu")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], config: CedConfig | None = None) -> Checkpoint:
@@ -78,6 +80,12 @@ class Checkpoint:
         """Let go of the shards. Tensors already handed out keep their own mapping."""
         self._shards.clear()
 
+    def on(self, device: str | torch.device) -> Checkpoint:
+        """The same files, from which tensors and weights come on `device`; tables stay views in the host's memory."""
+        other = copy.copy(self)
+        other.device = torch.device(device)
+        return other
+
     # -- tensors ---------------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
@@ -86,6 +94,9 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """A stored tensor by its full name, in its stored dtype. Raises CheckpointError if there is none."""
+        return self._view(name).to(self.device)
+
+    def _view(self, name: str) -> Tensor:
         stored = self._tensors.get(name)
         if stored is None:
             raise CheckpointError(f"{self.path}: no tensor named {name}")
@@ -118,7 +129,7 @@ class Checkpoint:
         name = f"{base}.weight"
         if self._spec(name).kind is not Kind.TABLE:
             raise CheckpointError(f"{self.path}: {base} is not a table")
-        return self._codes(name), self._codes(scale_name(name))
+        return self._view(name).view(torch.uint8), self._view(scale_name(name)).view(torch.uint8)
 
     def dequantized(self) -> Iterator[tuple[str, Tensor]]:
         """Every text tensor as a new float32 tensor, one at a time, by the names of `expected_tensors`."""

@@ -44,8 +44,9 @@ class OfflineEngine:
     """Model and caches of one checkpoint, driven step by step.
 
     max_requests, max_tokens: how many requests and how many tokens (over all of them) fit. replay: "exact" or
-    "bounded". kv_format: how global KV is stored. Not thread-safe. Raises CapacityError where a request does not fit,
-    ValueError for tokens outside the vocabulary or beyond max_position_embeddings.
+    "bounded". kv_format: how global KV is stored. device: where model and caches are, "cpu" or a CUDA device. Not
+    thread-safe. Raises CapacityError where a request does not fit, ValueError for tokens outside the vocabulary or
+    beyond max_position_embeddings.
     """
 
     def __init__(
@@ -58,16 +59,17 @@ class OfflineEngine:
         replay: Replay = "exact",
         kernels: str | None = None,
         kv_format: KvFormat = "published",
+        device: str | torch.device = "cpu",
     ) -> None:
-        registry.activate(kernels)
+        registry.activate(kernels, device)
         self.config, self.page_size = checkpoint.config, page_size
-        self.model = Transformer.load(checkpoint)
+        self.model = Transformer.load(checkpoint, device)
         pages = -(-max_tokens // page_size)
         self.state = CacheState(
-            self.config, pages * page_size, max_requests, replay=replay, page_size=page_size, kv_format=kv_format
+            self.config, pages * page_size, max_requests, device, replay, page_size=page_size, kv_format=kv_format
         )
         self.context = min(self.config.max_position_embeddings, pages * page_size)
-        self.slot_table = torch.zeros(max_requests, self.context, dtype=torch.int32)
+        self.slot_table = torch.zeros(max_requests, self.context, dtype=torch.int32, device=device)
         self.free_slots, self.generations = list(range(max_requests))[::-1], [0] * max_requests
         self.page_users = [0] * pages
         self.free_pages = list(range(pages))[::-1]

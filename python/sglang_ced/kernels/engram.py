@@ -33,8 +33,12 @@ def ngram_rows(
 
 @op
 def look_up(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    """codes uint8 [N, D], scales uint8 [N, D/32], rows int64 [T, R] -> bfloat16 [T, R * D]."""
-    return dequantize_e4m3(codes[rows], scales[rows]).to(torch.bfloat16).flatten(1)
+    """codes uint8 [N, D], scales uint8 [N, D/32], rows int64 [T, R] -> bfloat16 [T, R * D].
+
+    The table may be in the host's memory while rows, and the result, are on another device.
+    """
+    wanted = rows.to(codes.device)
+    return dequantize_e4m3(codes[wanted], scales[wanted]).to(torch.bfloat16).flatten(1).to(rows.device)
 
 
 @op

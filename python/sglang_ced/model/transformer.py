@@ -21,16 +21,19 @@ class Transformer:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         config = self.config = checkpoint.config
-        token_map = build_token_map(checkpoint.path, config) if config.engram_layer_ids else None
-        self.tables = RopeTables(config)
+        token_map = None
+        if config.engram_layer_ids:
+            token_map = build_token_map(checkpoint.path, config).to(checkpoint.device)
+        self.tables = RopeTables(config, checkpoint.device)
         self.embed, self.head = Embedding(checkpoint), Head(checkpoint)
         self.norm = checkpoint.tensor("norm.weight")
         self.blocks = [Block(checkpoint, plan, self.tables, token_map) for plan in config.layers]
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint) -> Transformer:
-        """Bind the tensors of an opened checkpoint."""
-        return cls(checkpoint)
+    def load(cls, checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Transformer:
+        """Bind the tensors of an opened checkpoint; on another device than the CPU they are copied there, but for the
+        n-gram tables."""
+        return cls(checkpoint.on(device))
 
     @torch.inference_mode()
     def forward(self, step: Step, state: CacheState) -> Tensor:
