@@ -111,31 +111,35 @@ def decode(engine: OfflineEngine, context: int, steps: int, mode: str) -> dict[s
     return {name: each / steps for name, each in clock.families.items()}
 
 
-def prefill(engine: OfflineEngine, length: int) -> dict[str, float]:
-    """Seconds by family of a prompt of `length` tokens in chunks, by the fast kernels."""
+def prefill(engine: OfflineEngine, length: int) -> tuple[dict[str, float], Request]:
+    """Seconds by family of a prompt of `length` tokens in chunks, by the fast kernels; and its request, unfinished."""
     request = engine.start(prompt(length, 3))
     with profiled(engine, "auto") as clock:
         engine.prefill(request, [CHUNK])
-    engine.finish(request)
-    return dict(clock.families)
+    return dict(clock.families), request
 
 
-def reference_prefill(engine: OfflineEngine, length: int, chunk: int) -> dict[str, float]:
+def reference_prefill(engine: OfflineEngine, computed: Request, chunk: int) -> dict[str, float]:
     """The same by the references, from two chunks of `chunk` rows: one in the middle, and the last."""
-    window, request = engine.config.sliding_window, engine.start(prompt(length, 3))
-
-    def fast_until(end: int) -> None:
-        while request.computed < end:
-            engine.step([(request, min(CHUNK, end - request.computed))])
-
-    fast_until(length // 2)
-    middle = _chunk(engine, request, chunk)
-    fast_until(length - chunk)
-    last = _chunk(engine, request, chunk)
-    engine.finish(request)
-    whole = -(-window // chunk)
+    length = computed.prompt_len
+    middle = _reference_chunk(engine, computed, length // 2, chunk)
+    last = _reference_chunk(engine, computed, length, chunk)
+    whole = -(-engine.config.sliding_window // chunk)
     like_middle = length // chunk - whole
     return {name: like_middle * middle.get(name, 0.0) + whole * last.get(name, 0.0) for name in middle | last}
+
+
+def _reference_chunk(engine: OfflineEngine, computed: Request, end: int, chunk: int) -> dict[str, float]:
+    """Seconds by family of the rows [end - chunk, end) of a prompt, on the caches of the request that computed it.
+
+    The rows before are a hit. The fast kernels run the first rows after it, and with them what is replayed.
+    """
+    hit = (end - 2 * chunk) // engine.page_size * engine.page_size
+    request = engine.start(computed.tokens[: computed.prompt_len], prefix_of=computed, hit=hit)
+    engine.step([(request, end - chunk - hit)])
+    times = _chunk(engine, request, chunk)
+    engine.finish(request)
+    return times
 
 
 def _chunk(engine: OfflineEngine, request: Request, rows: int) -> dict[str, float]:
@@ -162,12 +166,13 @@ def main() -> None:
         engine = OfflineEngine.from_pretrained(
             checkpoint_dir(quick), max_requests=2, max_tokens=length + 1024, replay="bounded", kernels="auto"
         )
+        after, request = prefill(engine, length)
         result: dict[str, Any] = {
             "decode": {
                 "before": decode(engine, context, 1, "reference"),
                 "after": decode(engine, context, steps, "auto"),
             },
-            "prefill": {"before": reference_prefill(engine, length, chunk), "after": prefill(engine, length)},
+            "prefill": {"before": reference_prefill(engine, request, chunk), "after": after},
         }
     print_table(f"decode step, context {context}", **result["decode"], unit="ms")
     print_table(f"prefill of {length} tokens (references: from chunks of {chunk})", **result["prefill"], unit="s")

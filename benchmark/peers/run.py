@@ -87,10 +87,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
     parser.add_argument("--points", help=f"prompt tokens x batch, comma-separated (default: {POINTS})")
-    parser.add_argument("--output", type=int, help="tokens of each answer (default: 32; quick: 8)")
+    parser.add_argument("--output", type=int, help="tokens of each answer (default: 16; quick: 8)")
     args = parser.parse_args()
     quick, threads = args.quick, torch.get_num_threads()
-    points = parse_points(args.points or (QUICK_POINTS if quick else POINTS), args.output or (8 if quick else 32))
+    points = parse_points(args.points or (QUICK_POINTS if quick else POINTS), args.output or (8 if quick else 16))
     for peer in (FTLLM, LLAMA_CPP):
         peer.install()
     checkpoint = checkpoint_dir(quick)
