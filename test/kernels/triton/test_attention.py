@@ -15,10 +15,10 @@ from sglang_ced.kernels.triton import attention as fast
 Case = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
 
 
-def make_case(make_input, rows, heads, dim, window, slots, width, seed, spread=0) -> Case:
+def make_case(make_input, rows, heads, dim, window, slots, width, seed, spread=0, kind="global") -> Case:
     """(q, window, pool, keys, sink) with about a quarter of the key entries empty."""
     generator = torch.Generator().manual_seed(seed)
-    pool = Record(dim, "global").encode(make_input((slots, dim), seed + 1)) if slots else None
+    pool = Record(dim, kind).encode(make_input((slots, dim), seed + 1)) if slots else None
     keys = torch.randint(-(window + slots) // 3 - 1, window + slots, (rows, width), generator=generator).clamp_min(-1)
     sink = torch.randn(heads, generator=generator)
     return make_input((rows, heads, dim), seed + 2, spread), make_input((window, dim), seed + 3), pool, keys, sink
@@ -26,7 +26,9 @@ def make_case(make_input, rows, heads, dim, window, slots, width, seed, spread=0
 
 def error_of(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
     """A probability is rounded to bfloat16 and may be a step away, 2^-8 of it; so may a score, by its sum's error."""
-    values = window if pool is None else torch.cat((window, Record(window.shape[1], "global").decode(pool)))
+    values = window
+    if pool is not None:
+        values = torch.cat((window, Record(window.shape[1], "global").decode(pool)))
     values = values[keys.clamp_min(0)].double()
     dim = q.shape[-1]
     scores = torch.einsum("thd,tkd->thk", q.double(), values) * dim**-0.5
@@ -54,6 +56,11 @@ def check(assert_near, move, case: Case) -> None:
 )
 def test_attend_equals_reference(assert_near, make_input, move, rows, heads, dim, window, slots, width, spread, seed):
     check(assert_near, move, make_case(make_input, rows, heads, dim, window, slots, width, seed, spread))
+
+
+def test_groups_may_be_stored_as_bfloat16(assert_same, make_input, move) -> None:
+    packed, plain = (make_case(make_input, 2, 3, 48, 30, 70, 100, 1, kind=k) for k in ("global", "global_bf16"))
+    assert_same(fast.attend(*move(plain)), fast.attend(*move(packed)))
 
 
 def test_attend_equals_reference_at_the_published_width(assert_near, make_input, move) -> None:
@@ -103,5 +110,5 @@ def test_strides_do_not_matter(assert_same, make_input, move) -> None:
 
 def test_records_of_another_size_are_refused(make_input) -> None:
     q, window, pool, keys, sink = make_case(make_input, 3, 2, 32, 10, 10, 20, 0)
-    with pytest.raises(ValueError, match=r"pool of shape \[10, 17\]: records of 32 have 18 bytes"):
+    with pytest.raises(ValueError, match="global record of 32 values takes 18 bytes"):
         fast.attend(q, window, pool[:, :17], keys, sink)

@@ -56,6 +56,12 @@ def test_a_row_does_not_depend_on_its_batch(assert_same, make_input, move) -> No
     assert_same(fast.index_scores(q[:1], weights[:1], keys[37:41]), whole[:1, 37:41])
 
 
+def test_keys_may_be_stored_as_bfloat16(assert_same, make_input, move) -> None:
+    q, weights, keys = make_query(make_input, 2, 5, 96, 70, 0)
+    plain = Record(96, "index").decode(keys).view(torch.uint8)
+    assert_same(fast.index_scores(*move((q, weights, plain))), fast.index_scores(*move((q, weights, keys))))
+
+
 @settings(max_examples=25, deadline=None, phases=PHASES)
 @given(rows=st.integers(0, 3), groups=st.integers(1, 300), k=st.integers(0, 310), seed=st.integers(0, 2**31))
 def test_top_groups_equal_reference(assert_same, move, rows, groups, k, seed) -> None:
@@ -98,5 +104,5 @@ def test_float32_scores_take_the_reference(assert_same, move) -> None:
 
 def test_records_of_another_size_are_refused(make_input) -> None:
     q, weights, keys = make_query(make_input, 2, 3, 32, 5, 0)
-    with pytest.raises(ValueError, match=r"keys of shape \[5, 16\]: records of 32 have 17 bytes"):
+    with pytest.raises(ValueError, match="index record of 32 values takes 17 bytes"):
         fast.index_scores(q, weights, keys[:, :16])

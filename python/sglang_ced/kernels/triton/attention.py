@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_ced.formats import KV_BLOCK, Record
+from sglang_ced.formats import KV_BLOCK, record_of
 from sglang_ced.kernels import attention
 from sglang_ced.kernels.attention import SOFTMAX_BLOCK
 from sglang_ced.kernels.triton.numbers import dot, e2m1_value, e4m3_value, narrow
@@ -114,11 +114,12 @@ def _key_rows(
     """Even and odd channels bfloat16 [N, HALF] of the rows that `key` names; zeros where it names none."""
     pair = tl.arange(0, HALF)
     is_channel = 2 * pair < D
-    from_window = (key >= 0) & (key < M)
-    words = tl.load(window + key[:, None] * (D // 2) + pair[None, :], mask=from_window[:, None] & is_channel, other=0)
+    words = _words(window, key, (key >= 0) & (key < M), D, HALF)
+    if pool is not None and pool.dtype.element_ty == tl.int32:
+        words |= _words(pool, key - M, key >= M, D, HALF)
     even = (words & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     odd = ((words >> 16) & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    if pool is not None:
+    if pool is not None and pool.dtype.element_ty == tl.uint8:
         from_pool = key >= M
         record = pool + (key - M)[:, None] * (D // 2 + D // 16)
         codes = tl.load(record + pair[None, :], mask=from_pool[:, None] & is_channel, other=0)
@@ -128,6 +129,13 @@ def _key_rows(
         even = tl.where(from_pool[:, None], _scaled(e2m1_value(codes), scale), even)
         odd = tl.where(from_pool[:, None], _scaled(e2m1_value(codes >> 4), scale), odd)
     return even, odd
+
+
+@triton.jit
+def _words(rows: tl.tensor, row: tl.tensor, is_row: tl.tensor, D: tl.constexpr, HALF: tl.constexpr) -> tl.tensor:
+    """int32 [N, HALF]: two neighbouring bfloat16 channels each; zeros where there is no row."""
+    pair = tl.arange(0, HALF)
+    return tl.load(rows + row[:, None] * (D // 2) + pair[None, :], mask=is_row[:, None] & (2 * pair < D), other=0)
 
 
 @triton.jit
@@ -144,10 +152,9 @@ def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: T
     rows, heads, dim = q.shape
     if dim % KV_BLOCK or q.dtype != torch.bfloat16:
         return attention.attend.reference(q, window, pool, keys, sink)
-    if pool is not None and pool.shape[1] != Record(dim, "global").nbytes:
-        raise ValueError(
-            f"pool of shape {list(pool.shape)}: records of {dim} have {Record(dim, 'global').nbytes} bytes"
-        )
+    if pool is not None:
+        packed = record_of(pool, dim, "global").scale_bytes > 0
+        pool = pool.contiguous() if packed else pool.contiguous().view(torch.int32)
     q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
     if out.numel() == 0:
         return out

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from sglang_ced.formats import BLOCK, E2m1Weight, E4m3Weight, Record, Weight
+from sglang_ced.formats import BLOCK, E2m1Weight, E4m3Weight, Record, RecordKind, Weight
 from sglang_ced.kernels.moe import Experts, ExpertWeights
 from sglang_ced.kernels.triton import (
     attention,
@@ -86,6 +86,8 @@ def _attention() -> Iterator[Case]:
     pool = octets(CONTEXT, Record(HEAD_DIM, "global").nbytes)
     q, window, sink = floats(MANY, HEADS, HEAD_DIM), floats(MANY + WINDOW, HEAD_DIM), wide(HEADS)
     yield "attention.attend", attention.attend, (q, window, pool, ints(MANY, WINDOW + SELECTED), sink)
+    wide_pool = octets(CONTEXT, Record(HEAD_DIM, "global_bf16").nbytes)
+    yield "attention.attend, bfloat16", attention.attend, (q, window, wide_pool, ints(MANY, WINDOW + SELECTED), sink)
     yield "attention.attend, window alone", attention.attend, (q, window, None, ints(MANY, WINDOW), sink)
 
 
@@ -94,6 +96,8 @@ def _indexer() -> Iterator[Case]:
     for rows in (FEW, 64):
         q, weights = floats(rows, INDEX_HEADS, INDEX_DIM), floats(rows, INDEX_HEADS)
         yield f"indexer.index_scores, {rows} rows", indexer.index_scores, (q, weights, keys)
+    wide_keys = octets(CONTEXT, Record(INDEX_DIM, "index_bf16").nbytes)
+    yield "indexer.index_scores, bfloat16", indexer.index_scores, (q, weights, wide_keys)
     yield "indexer.top_groups", indexer.top_groups, (floats(64, CONTEXT), SELECTED)
     yield "indexer.candidate_groups", indexer.candidate_groups, (floats(64, CONTEXT), ints(64), 2048, 8)
 
@@ -113,7 +117,9 @@ def _rows() -> Iterator[Case]:
 
 
 def _records() -> Iterator[Case]:
-    for kind, dim in (("global", HEAD_DIM), ("index", INDEX_DIM), ("window", HEAD_DIM)):
+    kinds: tuple[RecordKind, ...] = ("global", "index", "window", "global_bf16", "index_bf16")
+    for kind in kinds:
+        dim = INDEX_DIM if kind.startswith("index") else HEAD_DIM
         record = Record(dim, kind)
         pool, rows = octets(CONTEXT, record.nbytes), ints(MANY)
         yield f"records.write_records, {kind}", records.write_records, (pool, rows, floats(MANY, dim), record)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_ced.formats import BLOCK, Record
+from sglang_ced.formats import BLOCK, record_of
 from sglang_ced.kernels import indexer
 from sglang_ced.kernels.triton.numbers import dot, e2m1_value, narrow, ue8m0_value, widen
 
@@ -33,11 +33,8 @@ def _index_scores(
     KEYS: tl.constexpr,
 ) -> None:
     g, pair, head = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.arange(0, HALF), tl.arange(0, HEADS)
-    record = keys + g.to(tl.int64)[:, None] * (D // 2 + D // 32)
-    codes = tl.load(record + pair[None, :], mask=(g < G)[:, None] & (2 * pair < D), other=0)
-    block = tl.arange(0, HALF // 16)
-    scale = ue8m0_value(tl.load(record + D // 2 + block[None, :], mask=(g < G)[:, None] & (32 * block < D), other=0))
-    even, odd = tl.trans(_scaled(e2m1_value(codes), scale)), tl.trans(_scaled(e2m1_value(codes >> 4), scale))
+    even, odd = _keys(keys, g.to(tl.int64), g < G, D, HALF)
+    even, odd = tl.trans(even), tl.trans(odd)
     first = tl.program_id(1) * ROWS
     for row in range(first, tl.minimum(first + ROWS, T)):
         wide_row = tl.cast(row, tl.int64)
@@ -48,6 +45,25 @@ def _index_scores(
         weight = widen(tl.load(weights + wide_row * H + head, mask=head < H, other=0.0))
         weighted = narrow(tl.where(dots < 0.0, 0.0, dots) * weight[:, None], tl.bfloat16)
         tl.store(out + wide_row * G + g, narrow(tl.sum(widen(weighted), axis=0), tl.bfloat16), mask=g < G)
+
+
+@triton.jit
+def _keys(
+    keys: tl.tensor, g: tl.tensor, is_key: tl.tensor, D: tl.constexpr, HALF: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Even and odd channels bfloat16 [N, HALF] of packed records, or of words of two bfloat16."""
+    pair = tl.arange(0, HALF)
+    inside = is_key[:, None] & (2 * pair < D)[None, :]
+    if keys.dtype.element_ty == tl.int32:
+        words = tl.load(keys + g[:, None] * (D // 2) + pair[None, :], mask=inside, other=0)
+        even = (words & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        odd = ((words >> 16) & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        record, block = keys + g[:, None] * (D // 2 + D // 32), tl.arange(0, HALF // 16)
+        codes = tl.load(record + pair[None, :], mask=inside, other=0)
+        scale = ue8m0_value(tl.load(record + D // 2 + block, mask=is_key[:, None] & (32 * block < D), other=0))
+        even, odd = _scaled(e2m1_value(codes), scale), _scaled(e2m1_value(codes >> 4), scale)
+    return even, odd
 
 
 @triton.jit
@@ -64,13 +80,13 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     groups = len(keys)
     if dim % BLOCK or q.dtype != torch.bfloat16 or weights.dtype != torch.bfloat16:
         return indexer.index_scores.reference(q, weights, keys)
-    if keys.shape[1] != Record(dim, "index").nbytes:
-        raise ValueError(f"keys of shape {list(keys.shape)}: records of {dim} have {Record(dim, 'index').nbytes} bytes")
+    packed = record_of(keys, dim, "index").scale_bytes > 0
+    keys = keys.contiguous() if packed else keys.contiguous().view(torch.int32)
     out = torch.empty(rows, groups, dtype=torch.bfloat16, device=q.device)
     if out.numel():
         tile_rows = 1 if rows <= ROWS else ROWS
         _index_scores[(triton.cdiv(groups, KEYS), triton.cdiv(rows, tile_rows))](
-            q.contiguous(), weights.contiguous(), keys.contiguous(), out, rows, heads, groups, dim,
+            q.contiguous(), weights.contiguous(), keys, out, rows, heads, groups, dim,
             triton.next_power_of_2(dim) // 2, max(16, triton.next_power_of_2(heads)), tile_rows, KEYS, num_warps=4,
         )  # fmt: skip
     return out

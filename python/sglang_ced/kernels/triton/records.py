@@ -26,7 +26,7 @@ from sglang_ced.kernels.triton.numbers import (
 )
 
 GLOBAL, INDEX, WINDOW = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-KINDS = {"global": 0, "index": 1, "window": 2}
+KINDS = {"global": 0, "index": 1, "window": 2, "global_bf16": 0, "index_bf16": 1}
 ROUND_ROWS = 32  # blocks of 32 per program
 
 
@@ -54,34 +54,51 @@ def _write(
         code = e2m1_code(tl.div_rn(x, tl.broadcast_to(scale, x.shape)))
     else:
         exponent = e4m3_exponent(amax) if KIND == WINDOW else e2m1_exponent(amax)
-        scale_code = exponent + 127
+        scale, scale_code = power_of_two(exponent), exponent + 127
         scaled = x * power_of_two(-exponent)
         code = e4m3_code(round_e4m3(scaled)) if KIND == WINDOW else e2m1_code(scaled)
-    if KIND == WINDOW:
-        codes: tl.constexpr = D
+    if pool.dtype.element_ty == tl.bfloat16:
+        tl.store(record + place, narrow(e2m1_value(code) * scale, tl.bfloat16), mask=place < D)
+    elif KIND == WINDOW:
         tl.store(record + place, code.to(tl.uint8), mask=place < D)
+        tl.store(record + D + block, scale_code.to(tl.uint8), mask=block * WIDTH < D)
     else:
-        codes: tl.constexpr = D // 2
         even, odd = tl.split(code.reshape(BLOCKS, WIDTH // 2, 2))
         byte = block * (WIDTH // 2) + tl.arange(0, WIDTH // 2)[None, :]
-        tl.store(record + byte, (even | (odd << 4)).to(tl.uint8), mask=byte < codes)
-    tl.store(record + codes + block, scale_code.to(tl.uint8), mask=block * WIDTH < D)
+        tl.store(record + byte, (even | (odd << 4)).to(tl.uint8), mask=byte < D // 2)
+        tl.store(record + D // 2 + block, scale_code.to(tl.uint8), mask=block * WIDTH < D)
 
 
 @records.write_records.register("triton")
 def write_records(pool: Tensor, rows: Tensor, values: Tensor, record: Record) -> None:
-    if values.dtype != torch.bfloat16 or pool.stride(-1) != 1:
-        return records.write_records.reference(pool, rows, values, record)
-    _check(pool, record)
-    width = KV_BLOCK if record.kind == "global" else BLOCK
+    width = KV_BLOCK if KINDS[record.kind] == GLOBAL.value else BLOCK
     if values.shape != (len(rows), record.dim) or record.dim % width:
         raise ValueError(f"values of shape {list(values.shape)}: {len(rows)} rows of {record.dim}, blocks of {width}")
+    plain = _plain(pool, record)
+    if values.dtype != torch.bfloat16 or plain is None:
+        return records.write_records.reference(pool, rows, values, record)
     if len(rows):
         _write[(len(rows),)](
-            pool, rows.contiguous(), values.contiguous(), pool.stride(0), record.dim, KINDS[record.kind], width,
+            plain, rows.contiguous(), values.contiguous(), plain.stride(0), record.dim, KINDS[record.kind], width,
             triton.next_power_of_2(record.dim // width), num_warps=1,
         )  # fmt: skip
     return None
+
+
+def _plain(pool: Tensor, record: Record) -> Tensor | None:
+    """The pool as the kernels take it: bytes, or bfloat16 for records of that; None if its rows lie otherwise.
+
+    Raises ValueError for rows of another width.
+    """
+    if pool.dim() != 2 or pool.shape[1] != record.nbytes:
+        raise ValueError(
+            f"pool of shape {list(pool.shape)}: {record.kind} records of {record.dim} have {record.nbytes}"
+        )
+    if pool.stride(1) != 1:
+        return None
+    if record.scale_bytes:
+        return pool
+    return None if pool.stride(0) % 2 or pool.storage_offset() % 2 else pool.view(torch.bfloat16)
 
 
 @triton.jit
@@ -113,24 +130,17 @@ def _read(
 
 @records.read_records.register("triton")
 def read_records(pool: Tensor, rows: Tensor, record: Record) -> Tensor:
-    if pool.stride(-1) != 1:
+    plain = _plain(pool, record)
+    if plain is None or not record.scale_bytes:  # of bfloat16: a gather, which torch has
         return records.read_records.reference(pool, rows, record)
-    _check(pool, record)
     width = KV_BLOCK if record.kind == "global" else BLOCK
     out = torch.empty(len(rows), record.dim, dtype=torch.bfloat16, device=pool.device)
     if len(rows):
         _read[(len(rows),)](
-            pool, rows.contiguous(), out, pool.stride(0), record.dim, KINDS[record.kind], width,
+            plain, rows.contiguous(), out, plain.stride(0), record.dim, KINDS[record.kind], width,
             triton.next_power_of_2(record.dim // width), num_warps=1,
         )  # fmt: skip
     return out
-
-
-def _check(pool: Tensor, record: Record) -> None:
-    if pool.dim() != 2 or pool.shape[1] != record.nbytes:
-        raise ValueError(
-            f"pool of shape {list(pool.shape)}: {record.kind} records of {record.dim} have {record.nbytes}"
-        )
 
 
 @triton.jit
