@@ -1,4 +1,4 @@
-"""How long a checkpoint takes to load and how much memory it takes, in a process of its own.
+"""How long a checkpoint takes to load, how much memory it takes, and a decode step, in a process of its own.
 
     python -m benchmark.kernels.load DIR        one JSON object
 
@@ -10,23 +10,25 @@ memory that is not a file's: the kernel can drop the rest and read it again.
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmark.decode import prompt
+from benchmark.decode import DecodeTimes, prompt
 from benchmark.measure import ROOT
 
 from sglang_ced.checkpoint.files import read_headers
 from sglang_ced.engine.offline import OfflineEngine
 
 
-def load_figures(path: Path) -> dict[str, Any]:
+def load_figures(path: Path, **environment: str) -> dict[str, Any]:
     """Figures of a fresh process, and their ratio to the checkpoint."""
     command = [sys.executable, "-m", "benchmark.kernels.load", path]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     stored = sum(tensor.nbytes for tensor in read_headers(path).values())
     return figures | {
@@ -51,11 +53,10 @@ def main() -> None:
     loaded = time.perf_counter() - start
     request = engine.start(prompt(512, 0))
     engine.prefill(request)
-    for token in prompt(8, 1):
-        request.tokens.append(token)
-        engine.step([(request, 1)])
+    timer = DecodeTimes(engine)
+    step = statistics.median(timer.step(request)[1] for _ in range(24))
     out = {"load_seconds": loaded, "import_bytes": imported, "peak_bytes": memory("VmHWM")}
-    print(json.dumps(out | {"own_bytes": memory("RssAnon")}))
+    print(json.dumps(out | {"own_bytes": memory("RssAnon"), "step_ms": 1e3 * step}))
 
 
 if __name__ == "__main__":

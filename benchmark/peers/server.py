@@ -35,7 +35,7 @@ def serving(checkpoint: Path, threads: int, requests: int, tokens: int, log: Pat
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(checkpoint)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-running-requests", str(requests)]
     command += ["--max-total-tokens", str(tokens)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

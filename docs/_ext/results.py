@@ -63,6 +63,7 @@ def bench_kernels() -> Iterator[Row]:
     load = r["load"]
     yield "", f"{r['machine']}, commit `{r['commit']}`"
     yield "decode step in the model, after " + f"{r['context']} tokens", f"{r['decode_step_ms']:.1f} ms"
+    yield "the same with `OMP_WAIT_POLICY=PASSIVE`, times as long", f"{r['passive_wait_x']:.2f}"
     yield "planning of the step", f"{r['decode_planning_ms']:.2f} ms"
     yield "decode step, references over fast kernels (`decode_x_reference`)", f"{r['decode_x_reference']:.1f}"
     yield f"prompt of {r['prefill']} tokens, the same (`prefill_x_reference`)", f"{r['prefill_x_reference']:.1f}"
