@@ -97,8 +97,8 @@ def system_text() -> SystemText:
     return text
 
 
-def conversation(writer: Writer, random: Random, length: int, mix: dict[str, float] = MIX) -> Example:
-    """One conversation of at least `length` tokens; cut it there."""
+def conversation(writer: Writer, random: Random, length: int, most_facts: int = 1000) -> Example:
+    """One conversation of at least `length` tokens; cut it there. most_facts: told in its first turn."""
     thinking = random.random() < 0.03
     with_tools = length >= 448 and random.random() < 0.35
     tools = skills.tools(random, random.randint(1, 2)) if with_tools else []
@@ -107,19 +107,19 @@ def conversation(writer: Writer, random: Random, length: int, mix: dict[str, flo
     filler = random.choice((0.0, 0.0, 0.5))
     if random.random() < 0.85:
         share = random.random() * (0.3 if tools else 0.75)
-        count = max(2, int(share * (length - len(example.ids)) / (5 + 6 * filler)))
+        count = min(most_facts, max(2, int(share * (length - len(example.ids)) / (5 + 6 * filler))))
         writer.add(example, Turn("noted", notes.tell(count, filler), NOTED), thinking)
     while len(example.ids) < length:
-        for turn in _next(random, notes, tools, mix):
+        for turn in _next(random, notes, tools):
             writer.add(example, turn, thinking)
     return example
 
 
-def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool], mix: dict[str, float]) -> list[Turn]:
+def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool]) -> list[Turn]:
     if tools and random.random() < 0.6:
         return random.choice(tools).use(random)
-    kinds = [k for k in mix if k != "recall" or notes.owners]
-    kind = random.choices(kinds, [mix[k] for k in kinds])[0]
+    kinds = [k for k in MIX if k != "recall" or notes.owners]
+    kind = random.choices(kinds, [MIX[k] for k in kinds])[0]
     if kind == "tell":
         text = notes.tell(random.randint(1, 4))
         if random.random() < 0.5 and notes.owners and text:  # told and asked in one breath

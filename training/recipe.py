@@ -18,7 +18,7 @@ BALANCE_RATE = 2e-3
 @dataclass(frozen=True)
 class Stage:
     """steps: last step of the stage. lengths: tokens per text, drawn per step. rate: learning rate at start and end,
-    as shares of the full one. floors: share of texts that see a replay boundary."""
+    as shares of the full one. floors: share of texts that see a replay boundary. most_facts: told in one turn."""
 
     name: str
     steps: int
@@ -28,12 +28,14 @@ class Stage:
     fake_quant: bool = False
     floors: float = 0.0
     rate: tuple[float, float] = (1.0, 1.0)
+    most_facts: int = 1000
 
 
 STAGES = (
-    Stage("short", 1200, (128,)),
-    Stage("long", 1600, (256, 512), teach_indexer=True),
-    Stage("sparse", 2400, (256, 512), sparse=True, teach_indexer=True, floors=0.5),
+    Stage("few", 800, (128,), most_facts=4),
+    Stage("short", 1300, (128,)),
+    Stage("long", 1700, (256, 512), teach_indexer=True),
+    Stage("sparse", 2300, (256, 512), sparse=True, teach_indexer=True, floors=0.5),
     Stage("anneal", 3000, (256, 512), True, True, True, 0.5, rate=(1.0, 0.05)),
 )
 

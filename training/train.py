@@ -18,6 +18,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+import torch.multiprocessing
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,11 +26,11 @@ from torch.nn import functional as F
 from sglang_ced.checkpoint.token_map import token_classes
 from sglang_ced.checkpoint.writer import random_tensors
 from sglang_ced.config import CedConfig
-from sglang_ced.reference import published_name
+from sglang_ced.reference import MoE, published_name
 from training import conversation, fast, recipe, shape, tokenizer
 from training.muon import Muon
 
-EVAL_TEXTS, EVAL_LENGTH, EVAL_EVERY, SAVE_SECONDS = 32, 256, 50, 180
+EVAL_TEXTS, EVAL_LENGTH, EVAL_EVERY, SAVE_SECONDS = 32, 256, 100, 180
 
 
 class Data:
@@ -38,10 +39,12 @@ class Data:
     def __init__(self, tokens: Tokenizer, seed: int) -> None:
         self.writer, self.seed = conversation.Writer(tokens, conversation.system_text()), seed
 
-    def batch(self, name: str, count: int, length: int) -> tuple[Tensor, Tensor, list[conversation.Example]]:
+    def batch(
+        self, name: str, count: int, length: int, most_facts: int = 1000
+    ) -> tuple[Tensor, Tensor, list[conversation.Example]]:
         """ids [B, length + 1]; is_answer bool [B, length]: whether the next token is part of an answer."""
         random = Random(f"{self.seed} {name}")
-        examples = [conversation.conversation(self.writer, random, length + 1) for _ in range(count)]
+        examples = [conversation.conversation(self.writer, random, length + 1, most_facts) for _ in range(count)]
         ids = torch.tensor([example.ids[: length + 1] for example in examples])
         answer = torch.zeros(count, length + 1, dtype=torch.bool)
         for row, example in enumerate(examples):
@@ -64,11 +67,34 @@ def initial_model(config: CedConfig, token_map: Tensor) -> fast.FastReference:
     return model
 
 
+class Group:
+    """Processes that train together. On a CPU, two of one thread each are quicker than one of two."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank, self.count = rank, count
+
+    def average(self, parameters: list[torch.nn.Parameter]) -> None:
+        """Make the gradients those of all texts. A parameter that no text of a process reached counts as 0 there."""
+        if self.count == 1:
+            return
+        flat = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in parameters])
+        torch.distributed.all_reduce(flat)
+        pieces = (flat / self.count).split([p.numel() for p in parameters])
+        for parameter, piece in zip(parameters, pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
+
+    def total(self, value: Tensor) -> Tensor:
+        if self.count > 1:
+            torch.distributed.all_reduce(value)
+        return value
+
+
 class Trainer:
-    def __init__(self, out: Path) -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        self.out, self.step, self.tokens = out, 0, 0
-        tokens = tokenizer.write(out)
+    """One of `group.count` processes that share the texts of each step. The first one writes files."""
+
+    def __init__(self, out: Path, group: Group) -> None:
+        self.out, self.group, self.step, self.tokens = out, group, 0, 0
+        tokens = Tokenizer.from_file(str(out / "tokenizer.json"))
         self.config = CedConfig.from_dict(shape.config(tokens))
         self.data = Data(tokens, recipe.SEED)
         self.model = initial_model(self.config, torch.tensor(token_classes(tokens)))
@@ -102,8 +128,14 @@ class Trainer:
         stage, random = recipe.stage_of(self.step), Random(f"{recipe.SEED} step {self.step}")
         self._set_numerics(stage.fake_quant)
         length = random.choice(stage.lengths)
-        ids, answer, _ = self.data.batch(f"step {self.step}", recipe.TOKENS_PER_STEP // length, length)
-        lesson = fast.Lesson(stage.sparse, stage.teach_indexer, *self._floors(stage, random, len(ids), length))
+        ids, answer, _ = self.data.batch(
+            f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage.most_facts
+        )
+        floors = self._floors(stage, random, len(ids), length)
+        self.tokens += ids.shape[0] * length
+        mine = slice(self.group.rank, None, self.group.count)
+        ids, answer, floors = ids[mine], answer[mine], [None if f is None else f[mine] for f in floors]
+        lesson = fast.Lesson(stage.sparse, stage.teach_indexer, *floors)
         states = self.model.hidden(ids[:, :-1], lesson)
         losses = F.cross_entropy(self.model.head(states).flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
         losses, chosen = losses.view_as(answer), answer.float()
@@ -113,7 +145,6 @@ class Trainer:
         (answer_loss + recipe.PROMPT_WEIGHT * prompt_loss + recipe.INDEX_WEIGHT * index_loss).backward()
         self._update()
         self.step += 1
-        self.tokens += answer.numel()
         return {"answer": answer_loss.item(), "prompt": prompt_loss.item(), "index": index_loss.item()}
 
     def _floors(self, stage: recipe.Stage, random: Random, count: int, length: int) -> list[Tensor | None]:
@@ -128,6 +159,7 @@ class Trainer:
 
     def _update(self) -> None:
         share = recipe.rate_of(self.step)
+        self.group.average([p for p in self.model.parameters() if p.requires_grad])
         torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
@@ -135,7 +167,7 @@ class Trainer:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         for block in self.model.layers:
-            balance(block.ffn, share)
+            balance(block.ffn, self.group.total(block.ffn.last_load), share)
 
     def _set_numerics(self, fake_quant: bool) -> None:
         for module in self.model.modules():
@@ -181,6 +213,8 @@ class Trainer:
         while self.step < until:
             for name, value in self.train_step().items():
                 sums[name] += value
+            if self.group.rank:
+                continue
             if self.step % EVAL_EVERY == 0 or self.step == until:
                 count = (self.step - 1) % EVAL_EVERY + 1
                 row: dict[str, Any] = {"step": self.step, "stage": recipe.stage_of(self.step - 1).name}
@@ -194,27 +228,38 @@ class Trainer:
             if time.monotonic() - saved > SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
-        self.save()
+        if self.group.rank == 0:
+            self.save()
 
 
 @torch.no_grad()
-def balance(moe: Any, share: float) -> None:
-    """Raise the bias of experts that got few tokens in the last forward, lower that of the others."""
-    load = moe.last_load
+def balance(moe: MoE, load: Tensor, share: float) -> None:
+    """Raise the bias of experts that got few tokens (load [E]) in the last forward, lower that of the others."""
     moe.gate.bias += recipe.BALANCE_RATE * share * torch.sign(load.mean() - load)
+
+
+def work(rank: int, options: argparse.Namespace) -> None:
+    """One process of the training run."""
+    torch.set_num_threads(1)
+    if options.processes > 1:
+        store = torch.distributed.FileStore(str(options.out / "rendezvous"), options.processes)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=options.processes)
+    if not options.no_compile:
+        fast.compile_small_functions()
+    Trainer(options.out, Group(rank, options.processes)).run(options.until)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train ced-tiny; resumes from --out.")
     parser.add_argument("--out", type=Path, default=Path("build/ced-tiny"))
     parser.add_argument("--until", type=int, default=recipe.STAGES[-1].steps, help="step to stop at")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="of one thread each")
     parser.add_argument("--no-compile", action="store_true", help="no C++ compiler at hand: slower")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    if not options.no_compile:
-        fast.compile_small_functions()
-    Trainer(options.out).run(options.until)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "rendezvous").unlink(missing_ok=True)
+    tokenizer.write(options.out)
+    torch.multiprocessing.spawn(work, (options,), nprocs=options.processes)
 
 
 if __name__ == "__main__":
