@@ -85,12 +85,6 @@ SGL_KERNEL_EXT_INLINE Bytes partial_sums(const EvenOdd& weights, const uint8_t* 
   return kFine ? add_digit(coarse, weights, digits + 2 * kDigitBytes) : coarse;
 }
 
-SGL_KERNEL_EXT_INLINE Bytes sum_of_four(const Bytes* x) {
-  const Bytes a = V(add_epi32)(V(unpacklo_epi32)(x[0], x[1]), V(unpackhi_epi32)(x[0], x[1]));
-  const Bytes b = V(add_epi32)(V(unpacklo_epi32)(x[2], x[3]), V(unpackhi_epi32)(x[2], x[3]));
-  return V(add_epi32)(V(unpacklo_epi64)(a, b), V(unpackhi_epi64)(a, b));
-}
-
 template <bool kFine, typename Weights>
 SGL_KERNEL_EXT_INLINE void add_group(const uint8_t* row, const Bytes* scales, float* total, const Weights& weights) {
   const GroupTail* tail = reinterpret_cast<const GroupTail*>(row + kDigits * kDigitBytes);

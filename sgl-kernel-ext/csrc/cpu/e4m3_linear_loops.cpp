@@ -1,108 +1,187 @@
-// Products with e4m3 weights in float64, and the choice of the way. Compiled once per CPU level; see
-// e4m3_block_loops.cpp for what that forbids.
-//
-// Why a block's sum is exact in float64: codes are integers below 2^18 times 2^-9, a product is below 2^36 times 2^-18,
-// and 32 of them stay below 2^41 < 2^53. Block scales are powers of two.
+// Products with e4m3 weights: one row takes the weights as they come, more rows a panel. Compiled once per CPU level;
+// see e4m3_block_loops.cpp for what that forbids, and e4m3_layout.h for why the sums are exact.
 
-#include "e4m3_layout.h"
+#include "e4m3_decode.h"
 
 namespace sgl_kernel_ext::CPU_LEVEL {
 namespace {
 
-constexpr int kColumns = 8;  // two of these are a tile
-constexpr int kSteps = kBlock / 8;
-constexpr int kLargestFiniteScale = 246;  // 448 * 2^(247 - 127) is beyond float32
+#if defined(__AVX2__)
 
-// Eight columns by one row and one block, for weights given by `weights(column, step)`.
-template <typename Weights>
-SGL_KERNEL_EXT_INLINE void add_block(const double* x, double scale, float* total, const Weights& weights) {
-  Eight sums[kColumns];
-  for (int c = 0; c < kColumns; ++c) sums[c] = zero8();
-  for (int step = 0; step < kSteps; ++step) {
-    const Eight input = load8(x + 8 * step);
-    for (int c = 0; c < kColumns; ++c) add_product8(sums[c], input, weights(c, step));
-  }
-  const Eight block = sum_lanes8(sums);
-  for (int i = 0; i < kParts; ++i) {
-    Floats before;
-    __builtin_memcpy(&before, total + i * kLanes, sizeof(before));
-    const Floats after = before + __builtin_convertvector(block.part[i] * all(scale), Floats);
-    __builtin_memcpy(total + i * kLanes, &after, sizeof(after));
-  }
+constexpr int64_t kPrefetch = 512;  // sixteen columns are more streams than hardware follows well
+
+// -- one row ----------------------------------------------------------------------------------------------------------
+
+// Inputs in the order in which `coarse_weights` gives the weights of one column.
+struct Digits {
+  Bytes first, second;
+};
+
+SGL_KERNEL_EXT_INLINE Digits load_digits(const int16_t* p) {
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  const __m256i first = _mm256_permute2x128_si256(a, b, 0x20), second = _mm256_permute2x128_si256(a, b, 0x31);
+#if defined(__AVX512BW__)
+  return {_mm512_broadcast_i64x4(first), _mm512_broadcast_i64x4(second)};
+#else
+  return {first, second};
+#endif
 }
 
-// A NaN among codes, or a scale whose products leave float32.
-bool is_unusual(const uint8_t* codes, const uint8_t* scales, int64_t k) {
-  uint8_t largest = 0;
-  for (int64_t c = 0; c < kColumns; ++c) {
-    for (int64_t i = 0; i < k; ++i) {
-      const uint8_t magnitude = codes[c * k + i] & 0x7f;
-      largest = magnitude > largest ? magnitude : largest;
+#if defined(__AVX512BW__)
+constexpr int kQuads = 2;  // of four vectors, each two columns
+SGL_KERNEL_EXT_INLINE Bytes load_columns(const uint8_t* codes, int64_t stride, int quad, int i) {
+  const uint8_t* p = codes + (8 * quad + i) * stride;
+  __builtin_prefetch(p + kPrefetch);
+  __builtin_prefetch(p + 4 * stride + kPrefetch);
+  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(a),
+                            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 4 * stride)), 1);
+}
+SGL_KERNEL_EXT_INLINE void join_quads(const Bytes* quads, Bytes* columns) {
+  columns[0] =
+      _mm512_add_epi32(_mm512_shuffle_i32x4(quads[0], quads[1], 0x88), _mm512_shuffle_i32x4(quads[0], quads[1], 0xdd));
+}
+#else
+constexpr int kQuads = 4;
+SGL_KERNEL_EXT_INLINE Bytes load_columns(const uint8_t* codes, int64_t stride, int quad, int i) {
+  const uint8_t* p = codes + (4 * quad + i) * stride;
+  __builtin_prefetch(p + kPrefetch);
+  return load_bytes(p);
+}
+SGL_KERNEL_EXT_INLINE void join_quads(const Bytes* quads, Bytes* columns) {
+  for (int i = 0; i < 2; ++i) {
+    columns[i] = _mm256_add_epi32(_mm256_permute2x128_si256(quads[2 * i], quads[2 * i + 1], 0x20),
+                                  _mm256_permute2x128_si256(quads[2 * i], quads[2 * i + 1], 0x31));
+  }
+}
+#endif
+
+// Returns which quads of vectors have weights that are not coarse, one bit each.
+template <bool kHasLow>
+SGL_KERNEL_EXT_INLINE uint32_t digit_sums(const uint8_t* codes, int64_t stride, const int16_t* high, const int16_t* low,
+                                          Bytes (*sums)[kVectors]) {
+  const Digits high_digits = load_digits(high), low_digits = kHasLow ? load_digits(low) : high_digits;
+  Bytes high_quads[kQuads], low_quads[kQuads];
+  uint32_t unusual = 0;
+  for (int quad = 0; quad < kQuads; ++quad) {
+    Bytes of_high[4], of_low[4], least = V(set1_epi8)(-1);
+    for (int i = 0; i < 4; ++i) {
+      const Bytes column = load_columns(codes, stride, quad, i);
+      const Coarse weights = coarse_weights(column);
+      least = V(min_epu8)(least, magnitude_class(column));
+      of_high[i] = add_pairs(V(madd_epi16)(weights.first, high_digits.first), weights.second, high_digits.second);
+      if (kHasLow) {
+        of_low[i] = add_pairs(V(madd_epi16)(weights.first, low_digits.first), weights.second, low_digits.second);
+      }
+    }
+    unusual |= static_cast<uint32_t>(any_below_coarse(least)) << quad;
+    high_quads[quad] = sum_of_four(of_high);
+    if (kHasLow) {
+      low_quads[quad] = sum_of_four(of_low);
     }
   }
-  uint8_t largest_scale = 0;
-  for (int64_t i = 0; i < k / kBlock; ++i) largest_scale = scales[i] > largest_scale ? scales[i] : largest_scale;
-  return largest == 0x7f || largest_scale > kLargestFiniteScale;
+  join_quads(high_quads, sums[0]);
+  if (kHasLow) {
+    join_quads(low_quads, sums[1]);
+  }
+  return unusual;
 }
 
-// Eight columns by some rows and one block. codes: of the first column, at the block.
-void multiply_block(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const uint8_t* codes, int64_t k,
-                    int64_t block, uint8_t scale_code, float* total) {
-  const int64_t blocks = k / kBlock;
-  const double scale = power_of_two(scale_code - 127);
-  const auto row = [&](int64_t r, const auto& weights) {
-    const uint8_t* start = packed + rows[r] * row_bytes(blocks);
-    const double* values = reinterpret_cast<const double*>(start + values_offset(blocks)) + block * kBlock;
-    const double row_scale = reinterpret_cast<const double*>(start + scales_offset())[block];
-    add_block(values, row_scale * scale, total + r * kTile, weights);
-  };
-  if (num_rows == 1) {
-    row(0, [&](int c, int step) __attribute__((always_inline)) { return load8_e4m3(codes + c * k + 8 * step); });
-    return;
-  }
-  double panel[kColumns * kBlock];
-  for (int c = 0; c < kColumns; ++c) {
-    for (int step = 0; step < kSteps; ++step) {
-      store8(panel + c * kBlock + 8 * step, load8_e4m3(codes + c * k + 8 * step));
+// False, having done nothing, if a weight is a NaN.
+SGL_KERNEL_EXT_INLINE bool multiply_row(const PackedRow& row, const uint8_t* codes, int64_t k, int64_t block,
+                                        const int32_t* weight_scales, float* total) {
+  const int16_t *high = row.high + block * kBlock, *low = row.low + block * kBlock;
+  const BlockInfo info = row.blocks[block];
+  Bytes sums[2][kVectors] = {};
+  const uint32_t unusual =
+      info.has_low ? digit_sums<true>(codes, k, high, low, sums) : digit_sums<false>(codes, k, high, low, sums);
+  FineWeights fine;
+  fine.count = 0;
+  for (uint32_t left = unusual; left != 0; left &= left - 1) {
+    constexpr int kColumns = kTile / kQuads;
+    if (!find_fine(codes, k, __builtin_ctz(left) * kColumns, kColumns, &fine)) {
+      return false;
     }
   }
-  for (int64_t r = 0; r < num_rows; ++r) {
-    row(r, [&](int c, int step) __attribute__((always_inline)) { return load8(panel + c * kBlock + 8 * step); });
-  }
+  finish_block(sums, fine, high, low, info, weight_scales, total);
+  return true;
 }
+
+bool multiply(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const uint8_t* codes, int64_t k,
+              int64_t block, const int32_t* weight_scales, float* total) {
+  if (num_rows > 1) {
+    return multiply_panel(packed, rows, num_rows, codes, k, block, weight_scales, total);
+  }
+  return multiply_row(PackedRow(packed + rows[0] * PackedRow::nbytes(k), k), codes, k, block, weight_scales, total);
+}
+
+#else
+
+bool multiply(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const uint8_t* codes, int64_t k,
+              int64_t block, const int32_t* weight_scales, float* total) {
+  FineWeights fine;
+  fine.count = 0;
+  if (!find_fine(codes, k, 0, kTile, &fine)) {
+    return false;
+  }
+  int16_t coarse[kTile][kBlock];
+  for (int c = 0; c < kTile; ++c) {
+    for (int i = 0; i < kBlock; ++i) {
+      const uint8_t code = codes[c * k + i];
+      coarse[c][i] = static_cast<int16_t>((code & 0x7f) < 0x20 ? 0 : kE4m3Times512.value[code] / 8);
+    }
+  }
+  for (int64_t r = 0; r < num_rows; ++r, total += kTile) {
+    const PackedRow row(packed + rows[r] * PackedRow::nbytes(k), k);
+    const int16_t *high = row.high + block * kBlock, *low = row.low + block * kBlock;
+    const BlockInfo info = row.blocks[block];
+    int32_t sums[2][kTile] = {};
+    for (int c = 0; c < kTile; ++c) {
+      for (int i = 0; i < kBlock; ++i) sums[0][c] += high[i] * coarse[c][i];
+      for (int i = 0; i < kBlock; ++i) sums[1][c] += low[i] * coarse[c][i];
+    }
+    float before[kTile];
+    __builtin_memcpy(before, total, sizeof(before));
+    add_both(sums[0], sums[1], info, weight_scales, total);
+    add_fine(fine, sums[0], sums[1], high, low, info, weight_scales, before, total);
+  }
+  return true;
+}
+
+#endif
 
 }  // namespace
 
 void tile_e4m3(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight, int64_t column,
                float* total, bool* careful) {
   const int64_t k = weight.k, blocks = k / kBlock;
+  // The columns of a tile may lie on two sides of a border between scales.
+  const uint8_t* scales[2] = {weight.scales + column / kBlock * blocks,
+                              weight.scales + (column + kTile - 1) / kBlock * blocks};
+  const int32_t border = static_cast<int32_t>(kBlock - column % kBlock);
+  uint8_t lowest = 255, highest = 0;
+  for (int64_t i = 0; i < blocks; ++i) {
+    for (int side = 0; side < 2; ++side) {
+      lowest = scales[side][i] < lowest ? scales[side][i] : lowest;
+      highest = scales[side][i] > highest ? scales[side][i] : highest;
+    }
+  }
   for (int64_t r = 0; r < num_rows; ++r) {
     PackedRowHeader header;
-    __builtin_memcpy(&header, packed + rows[r] * row_bytes(blocks), sizeof(header));
-    careful[r] = header.careful;
+    __builtin_memcpy(&header, packed + rows[r] * PackedRow::nbytes(k), sizeof(header));
+    careful[r] = header.careful || highest > kLargestFiniteScale || header.lowest_scale + lowest < kLowestScales ||
+                 header.highest_scale + highest > kHighestScales;
     for (int64_t c = 0; c < kTile; ++c) total[r * kTile + c] = 0.0f;
   }
   const uint8_t* codes = weight.codes + column * k;
-  const uint8_t* scales[2];
-  for (int half = 0; half < 2; ++half) {
-    const int64_t first = column + half * kColumns, last = first + kColumns - 1;
-    scales[half] = weight.scales + first / kBlock * blocks;
-    if (first / kBlock != last / kBlock || is_unusual(codes + half * kColumns * k, scales[half], k)) {
+  for (int64_t block = 0; block < blocks; ++block, codes += kBlock) {
+    alignas(64) int32_t weight_scales[kTile];
+    const int32_t first = scales[0][block], second = scales[1][block];
+    for (int32_t c = 0; c < kTile; ++c) weight_scales[c] = c < border ? first : second;
+    if (!multiply(packed, rows, num_rows, codes, k, block, weight_scales, total)) {
       for (int64_t r = 0; r < num_rows; ++r) careful[r] = true;
       return;
-    }
-  }
-  for (int64_t block = 0; block < blocks; ++block, codes += kBlock) {
-#if defined(__AVX512VNNI__)
-    constexpr int64_t kFewestForPanel = 4;  // so many rows pay for one
-    if (num_rows >= kFewestForPanel && scales[0] == scales[1] &&
-        multiply_integers(packed, rows, num_rows, codes, k, block, scales[0][block], total)) {
-      continue;
-    }
-#endif
-    for (int half = 0; half < 2; ++half) {
-      multiply_block(packed, rows, num_rows, codes + half * kColumns * k, k, block, scales[half][block],
-                     total + half * kColumns);
     }
   }
 }

@@ -23,6 +23,7 @@ typedef __m512 Singles;
 SGL_KERNEL_EXT_INLINE Bytes load_bytes(const void* p) { return _mm512_loadu_si512(p); }
 SGL_KERNEL_EXT_INLINE void store_bytes(void* p, Bytes v) { _mm512_storeu_si512(p, v); }
 SGL_KERNEL_EXT_INLINE Bytes in_all_lanes(__m128i v) { return _mm512_broadcast_i32x4(v); }
+SGL_KERNEL_EXT_INLINE Bytes all_of_eight_bytes(int64_t v) { return _mm512_set1_epi64(v); }
 SGL_KERNEL_EXT_INLINE Singles times_power(Bytes value, Bytes exponent_field) {
   return _mm512_cvtepi32_ps(value) * _mm512_castsi512_ps(_mm512_slli_epi32(exponent_field, 23));
 }
@@ -32,12 +33,12 @@ typedef __m256 Singles;
 SGL_KERNEL_EXT_INLINE Bytes load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 SGL_KERNEL_EXT_INLINE void store_bytes(void* p, Bytes v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
 SGL_KERNEL_EXT_INLINE Bytes in_all_lanes(__m128i v) { return _mm256_broadcastsi128_si256(v); }
+SGL_KERNEL_EXT_INLINE Bytes all_of_eight_bytes(int64_t v) { return _mm256_set1_epi64x(v); }
 SGL_KERNEL_EXT_INLINE Singles times_power(Bytes value, Bytes exponent_field) {
   return _mm256_cvtepi32_ps(value) * _mm256_castsi256_ps(_mm256_slli_epi32(exponent_field, 23));
 }
 #endif
 
-#if defined(__AVX512VNNI__)
 // Sixteen bytes of each of sixteen rows -> out[s][row]: bytes 4s .. 4s + 3 of every row side by side.
 SGL_KERNEL_EXT_INLINE void turn_rows(const uint8_t* rows, int64_t stride, uint8_t (*out)[64]) {
   for (int r = 0; r < 16; r += 4) {
@@ -50,6 +51,14 @@ SGL_KERNEL_EXT_INLINE void turn_rows(const uint8_t* rows, int64_t stride, uint8_
   }
 }
 
+// The sums of the four 32-bit parts of each 128-bit lane, of four vectors side by side.
+SGL_KERNEL_EXT_INLINE Bytes sum_of_four(const Bytes* x) {
+  const Bytes a = V(add_epi32)(V(unpacklo_epi32)(x[0], x[1]), V(unpackhi_epi32)(x[0], x[1]));
+  const Bytes b = V(add_epi32)(V(unpacklo_epi32)(x[2], x[3]), V(unpackhi_epi32)(x[2], x[3]));
+  return V(add_epi32)(V(unpacklo_epi64)(a, b), V(unpackhi_epi64)(a, b));
+}
+
+#if defined(__AVX512VNNI__)
 SGL_KERNEL_EXT_INLINE Bytes four_bytes(const uint8_t* p) {
   int32_t bytes;
   __builtin_memcpy(&bytes, p, 4);
