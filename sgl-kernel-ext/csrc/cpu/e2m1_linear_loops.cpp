@@ -108,7 +108,6 @@ SGL_KERNEL_EXT_INLINE void add_group(const uint8_t* row, const Bytes* scales, fl
   }
 }
 
-constexpr int64_t kPrefetch = 512;  // sixteen columns are more streams than hardware follows well
 
 void multiply_group(const uint8_t* packed, int64_t row_bytes, const int32_t* rows, int64_t num_rows,
                     const GroupWeights& group, float* total) {
@@ -119,7 +118,7 @@ void multiply_group(const uint8_t* packed, int64_t row_bytes, const int32_t* row
   if (num_rows == 1) {
     add_group(packed + rows[0] * row_bytes, scales, total, [&](int c) __attribute__((always_inline)) {
       const uint8_t* codes = group.codes + c * group.codes_stride;
-      __builtin_prefetch(codes + kPrefetch);
+      __builtin_prefetch(codes + kTile * group.codes_stride);
       return unpack(load_bytes(codes));
     });
     return;

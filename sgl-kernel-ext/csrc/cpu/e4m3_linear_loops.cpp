@@ -8,7 +8,6 @@ namespace {
 
 #if defined(__AVX2__)
 
-constexpr int64_t kPrefetch = 512;  // sixteen columns are more streams than hardware follows well
 
 // -- one row ----------------------------------------------------------------------------------------------------------
 
@@ -32,8 +31,8 @@ SGL_KERNEL_EXT_INLINE Digits load_digits(const int16_t* p) {
 constexpr int kQuads = 2;  // of four vectors, each two columns
 SGL_KERNEL_EXT_INLINE Bytes load_columns(const uint8_t* codes, int64_t stride, int quad, int i) {
   const uint8_t* p = codes + (8 * quad + i) * stride;
-  __builtin_prefetch(p + kPrefetch);
-  __builtin_prefetch(p + 4 * stride + kPrefetch);
+  __builtin_prefetch(p + kTile * stride);
+  __builtin_prefetch(p + (kTile + 4) * stride);
   const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_inserti64x4(_mm512_castsi256_si512(a),
                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 4 * stride)), 1);
@@ -46,7 +45,7 @@ SGL_KERNEL_EXT_INLINE void join_quads(const Bytes* quads, Bytes* columns) {
 constexpr int kQuads = 4;
 SGL_KERNEL_EXT_INLINE Bytes load_columns(const uint8_t* codes, int64_t stride, int quad, int i) {
   const uint8_t* p = codes + (4 * quad + i) * stride;
-  __builtin_prefetch(p + kPrefetch);
+  __builtin_prefetch(p + kTile * stride);
   return load_bytes(p);
 }
 SGL_KERNEL_EXT_INLINE void join_quads(const Bytes* quads, Bytes* columns) {
