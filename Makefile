@@ -87,6 +87,10 @@ test: setup lint types  ## Everything that CI checks: lint, types and all tests 
 test-server-slow: setup  ## The server tests that `make test` leaves out: scheduling modes, scripts, SGLang's kits, faults.
 	@$(BIN)/pytest test/server -m slow $(ARGS)
 
+.PHONY: test-triton
+test-triton: setup  ## The GPU kernels: on the GPU if there is one, else interpreted; compiled for three GPU generations.
+	@$(BIN)/pytest test/kernels/triton $(ARGS)
+
 # How long `make soak` runs.
 MINUTES ?= 30
 
@@ -132,10 +136,38 @@ bench-peers: setup  ## Two other CPU engines beside ours; builds them the first 
 bench-replay: setup  ## Measure bounded replay against exact (QUICK=1: under a minute).
 	@$(BIN)/python benchmark/serving/replay.py
 
+# -- accuracy ---------------------------------------------------------------------------------------------------------
+
+$(STAMP)/accuracy: $(STAMP)/package
+	$(call say,Installing lm-eval)
+	@$(PIP) install --quiet --editable '.[serve,test,accuracy]'
+	@touch $@
+
+# collect keeps what the servers answer, judge reads it; empty = both.
+STEP ?=
+ACCURACY := $(BIN)/python test/accuracy/run.py $(STEP) $(if $(MODEL),--model '$(MODEL)')
+
 .PHONY: test-accuracy
-test-accuracy:  ## Not there yet: the accuracy suite comes with a later release.
-	@echo "The accuracy suite is not part of this release; it comes with a later one. Nothing was checked." >&2
-	@exit 1
+test-accuracy: setup $(STAMP)/accuracy  ## The accuracy gates on ced-tiny, or MODEL=DIR (QUICK=1: one skill, a few minutes).
+	@OMP_WAIT_POLICY=PASSIVE $(ACCURACY) --suite $(if $(QUICK),quick,tiny) $(ARGS)
+
+.PHONY: test-accuracy-controls
+test-accuracy-controls: setup $(STAMP)/accuracy  ## Servers broken on purpose: does the gate see each fault?
+	@OMP_WAIT_POLICY=PASSIVE $(ACCURACY) --suite controls $(ARGS)
+
+SERVER_ARGS ?=
+MARGIN      ?= 0.02
+GSM8K_FLOOR ?= 0.9
+GPQA_FLOOR  ?= 0.5
+
+.PHONY: test-accuracy-published
+test-accuracy-published: setup $(STAMP)/accuracy  ## GSM8K and GPQA on MODEL=DIR, exact against bounded replay.
+	@$(ACCURACY) --suite published --server-args='$(SERVER_ARGS)' --margin $(MARGIN) \
+		--gsm8k-floor $(GSM8K_FLOOR) --gpqa-floor $(GPQA_FLOOR) $(ARGS)
+
+.PHONY: test-ablations
+test-ablations: setup  ## Accuracy by skill without global KV, indexer, Engram or window.
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python test/accuracy/ablate.py $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 # -- docs and cleaning ------------------------------------------------------------------------------------------------
 

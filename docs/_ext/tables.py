@@ -193,11 +193,11 @@ def tensors() -> Iterator[Row]:
 
 
 def ops() -> Iterator[Row]:
-    yield "op", "fast CPU version offered by"
+    yield "op", "fast CPU version offered by", "Triton version"
     for room in pkgutil.iter_modules(kernels.__path__):
         importlib.import_module(f"sglang_ced.kernels.{room.name}")
     for name, each in sorted(registry.OPS.items()):
-        yield f"`{name}`", "`sgl-kernel-ext`" if _has_wrapper(each) else "–"
+        yield f"`{name}`", "`sgl-kernel-ext`" if _has_wrapper(each) else "–", "yes" if "triton" in each.fast else "–"
 
 
 def _has_wrapper(each: registry.Op[..., object]) -> bool:

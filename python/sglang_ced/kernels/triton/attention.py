@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sglang_ced.formats import KV_BLOCK, record_of
 from sglang_ced.kernels import attention
-from sglang_ced.kernels.attention import SOFTMAX_BLOCK
+from sglang_ced.kernels.attention import ROWS_AT_ONCE, SOFTMAX_BLOCK
 from sglang_ced.kernels.triton.numbers import dot, e2m1_value, e4m3_value, narrow
 
 HEADS = 16  # of a program, all with the same keys
@@ -49,27 +49,26 @@ def _attend(
     total = tl.zeros((HEADS,), tl.float32)
     even, odd = tl.zeros((HEADS, HALF), tl.float32), tl.zeros((HEADS, HALF), tl.float32)
     for start in range(0, N, TILES * TILE):
-        tiles, new_top = (), top
+        new_top = top
+        tiles: tl.tuple = ()
         for i in tl.static_range(TILES):
             key = _key_list(keys, row, start + i * TILE, N, TILE)
             k_even, k_odd = _key_rows(window, pool, key, M, D, HALF)
             # Read again by every tile, at an address the compiler cannot foresee: kept in registers, q would take half.
             again = q + place + (start + i) * zero
-            scores = _scores(
-                tl.load(again, mask=inside, other=0.0),
-                tl.load(again + 1, mask=inside, other=0.0),
-                k_even,
-                k_odd,
-                key,
-                scale,
-            )
+            scores = dot(tl.load(again, mask=inside, other=0.0), tl.trans(k_even), tl.zeros((HEADS, TILE), tl.float32))
+            again += zero
+            scores = dot(tl.load(again + 1, mask=inside, other=0.0), tl.trans(k_odd), scores) * scale
+            scores = tl.where((key < 0)[None, :], float("-inf"), scores)
             new_top = _largest(new_top, tl.max(scores, axis=1))
-            tiles = tiles + ((k_even, k_odd, scores),)  # noqa: RUF005, Triton has no starred tuples
+            tiles = tiles + ((key, k_even, k_odd, scores),)  # noqa: RUF005, Triton has no starred tuples
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         fade = tl.exp(top - base)
         total, even, odd = total * fade, even * fade[:, None], odd * fade[:, None]
         for i in tl.static_range(TILES):
-            k_even, k_odd, scores = tiles[i]
+            key, k_even, k_odd, scores = tiles[i]
+            if pool is None:  # nothing to decode: read again, rather than kept
+                k_even, k_odd = _key_rows(window, pool, key + (start + i) * zero, M, D, HALF)
             p = tl.exp(scores - base[:, None])
             total += tl.sum(p, axis=1)
             rounded = narrow(p, tl.bfloat16)
@@ -85,16 +84,6 @@ def _attend(
 def _key_list(keys: tl.tensor, row: tl.tensor, start: tl.tensor, N: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
     entry = start + tl.arange(0, BLOCK)
     return tl.load(keys + row * N + entry, mask=entry < N, other=-1)
-
-
-@triton.jit
-def _scores(
-    q_even: tl.tensor, q_odd: tl.tensor, even: tl.tensor, odd: tl.tensor, key: tl.tensor, scale: tl.tensor
-) -> tl.tensor:
-    """float32 [HEADS, BLOCK]; -inf where there is no key."""
-    nothing = tl.zeros((q_even.shape[0], key.shape[0]), tl.float32)
-    scores = dot(q_odd, tl.trans(odd), dot(q_even, tl.trans(even), nothing)) * scale
-    return tl.where((key < 0)[None, :], float("-inf"), scores)
 
 
 @triton.jit
@@ -114,12 +103,11 @@ def _key_rows(
     """Even and odd channels bfloat16 [N, HALF] of the rows that `key` names; zeros where it names none."""
     pair = tl.arange(0, HALF)
     is_channel = 2 * pair < D
-    words = _words(window, key, (key >= 0) & (key < M), D, HALF)
-    if pool is not None and pool.dtype.element_ty == tl.int32:
-        words |= _words(pool, key - M, key >= M, D, HALF)
+    from_window = (key >= 0) & (key < M)
+    words = tl.load(window + key[:, None] * (D // 2) + pair[None, :], mask=from_window[:, None] & is_channel, other=0)
     even = (words & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     odd = ((words >> 16) & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    if pool is not None and pool.dtype.element_ty == tl.uint8:
+    if pool is not None:
         from_pool = key >= M
         record = pool + (key - M)[:, None] * (D // 2 + D // 16)
         codes = tl.load(record + pair[None, :], mask=from_pool[:, None] & is_channel, other=0)
@@ -129,13 +117,6 @@ def _key_rows(
         even = tl.where(from_pool[:, None], _scaled(e2m1_value(codes), scale), even)
         odd = tl.where(from_pool[:, None], _scaled(e2m1_value(codes >> 4), scale), odd)
     return even, odd
-
-
-@triton.jit
-def _words(rows: tl.tensor, row: tl.tensor, is_row: tl.tensor, D: tl.constexpr, HALF: tl.constexpr) -> tl.tensor:
-    """int32 [N, HALF]: two neighbouring bfloat16 channels each; zeros where there is no row."""
-    pair = tl.arange(0, HALF)
-    return tl.load(rows + row[:, None] * (D // 2) + pair[None, :], mask=is_row[:, None] & (2 * pair < D), other=0)
 
 
 @triton.jit
@@ -149,19 +130,34 @@ def _scaled(value: tl.tensor, scale: tl.tensor) -> tl.tensor:
 
 @attention.attend.register("triton")
 def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
-    rows, heads, dim = q.shape
+    rows, _, dim = q.shape
     if dim % KV_BLOCK or q.dtype != torch.bfloat16:
         return attention.attend.reference(q, window, pool, keys, sink)
-    if pool is not None:
-        packed = record_of(pool, dim, "global").scale_bytes > 0
-        pool = pool.contiguous() if packed else pool.contiguous().view(torch.int32)
-    q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if out.numel() == 0:
         return out
+    if pool is None or record_of(pool, dim, "global").scale_bytes:
+        _run(q, window, pool, keys, sink, out)
+        return out
+    for start in range(0, rows, ROWS_AT_ONCE):
+        some = slice(start, start + ROWS_AT_ONCE)
+        _run(q[some], *_gathered(window, pool, keys[some]), sink, out[some])
+    return out
+
+
+def _gathered(window: Tensor, pool: Tensor, keys: Tensor) -> tuple[Tensor, None, Tensor]:
+    """The groups that rows attend to, copied behind the window rows: for pools of bfloat16."""
+    groups = pool[(keys - len(window)).clamp_min(0)].view(torch.bfloat16).flatten(0, 1)
+    place = torch.arange(keys.numel(), device=keys.device).view(keys.shape) + len(window)
+    return torch.cat((window, groups)), None, torch.where(keys < len(window), keys, place)
+
+
+def _run(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor, out: Tensor) -> None:
+    rows, heads, dim = q.shape
     half = max(16, triton.next_power_of_2(dim) // 2)
     _attend[(triton.cdiv(heads, HEADS), rows)](
-        q, window.contiguous().view(torch.int32), pool, keys.contiguous(), sink.float().contiguous(), out,
+        q.contiguous(), window.contiguous().view(torch.int32), None if pool is None else pool.contiguous(),
+        keys.contiguous(), sink.float().contiguous(), out,
         heads, len(window), keys.shape[1], dim**-0.5, 0, dim, half, HEADS, SOFTMAX_BLOCK // TILE, TILE,
         num_warps=8, num_stages=1,
     )  # fmt: skip
-    return out

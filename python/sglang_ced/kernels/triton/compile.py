@@ -3,7 +3,8 @@
     python -m sglang_ced.kernels.triton.compile [--sm 80 90 100] [--op moe] [--json]
 
 The ops are called with tensors that have shapes and no memory; what they would launch is compiled instead. The table
-says, by kernel and GPU, how many registers a thread takes, how many bytes of them ptxas spilled, and the shared memory.
+says, by kernel and GPU, how many registers a thread takes, how many bytes of them ptxas spilled, and how many bytes of
+memory are shared; with --json, for every launch.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Launch:
 
     @property
     def name(self) -> str:
-        return str(self.kernel.fn.__name__).lstrip("_")
+        function = self.kernel.fn
+        return f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__.lstrip('_')}"
 
 
 @dataclass(frozen=True)
@@ -152,14 +154,17 @@ def reports(
 
 
 def table(found: list[Report]) -> str:
-    """Markdown: a row per launch, registers / spilled bytes / shared bytes by architecture."""
+    """Markdown: a row per kernel, over all ways in which it is launched the most registers / spilled / shared bytes."""
     architectures = sorted({report.sm for report in found})
-    lines = ["| op | kernel | warps | " + " | ".join(f"sm_{sm}" for sm in architectures) + " |"]
-    lines.append("| --- " * (3 + len(architectures)) + "|")
-    for i in range(0, len(found), len(architectures)):
-        first, cells = found[i], found[i : i + len(architectures)]
-        numbers = " | ".join(f"{cell.registers} / {cell.spilled} / {cell.shared:,}" for cell in cells)
-        lines.append(f"| `{first.op}` | `{first.kernel}` | {first.warps} | {numbers} |")
+    lines = ["| kernel | launches | " + " | ".join(f"sm_{sm}" for sm in architectures) + " |"]
+    lines.append("| --- " * (2 + len(architectures)) + "|")
+    for kernel in sorted({report.kernel for report in found}):
+        cells = []
+        for sm in architectures:
+            some = [report for report in found if (report.kernel, report.sm) == (kernel, sm)]
+            most = (max(getattr(report, name) for report in some) for name in ("registers", "spilled", "shared"))
+            cells.append(" / ".join(f"{number:,}" for number in most))
+        lines.append(f"| `{kernel}` | {len(some)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

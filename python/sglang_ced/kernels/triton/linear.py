@@ -167,8 +167,8 @@ def _run(x: Tensor, weight: Weight, out_dtype: torch.dtype, groups: int, rounds:
     width = 32 if wide else 128 if len(rows) <= 16 else 64
     if wide:
         tile_rows, columns = min(tile_rows, 32), 32
-    if isinstance(weight, Tensor):
-        warps = 4  # nothing to decode: more warps would have too few registers for the sums on sm_100
+    if isinstance(weight, Tensor) and out_dtype == torch.float32:
+        warps = 4  # ptxas gives eight of them too few registers on sm_100
     grid = (triton.cdiv(n, columns), triton.cdiv(len(rows), tile_rows), groups)
     if out.numel():
         _product[grid](

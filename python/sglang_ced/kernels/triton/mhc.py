@@ -134,13 +134,11 @@ def mixes(
     outputs, inputs = n * (n + 2), streams[0].numel() if rows else streams.shape[1] * streams.shape[2]
     if fn.shape != (outputs, inputs):
         raise ValueError(f"fn must have shape {[outputs, inputs]}, got {list(fn.shape)}")
-    floats = {"dtype": torch.float32, "device": streams.device}
-    pre, post = torch.empty(rows, n, **floats), torch.empty(rows, n, **floats)
-    comb = torch.empty(rows, n, n, **floats)
+    pre, post, comb = (_floats(streams, rows, *rest) for rest in ((n,), (n,), (n, n)))
     if rows == 0:
         return pre, post, comb
     slices, slots = triton.cdiv(inputs, SLICE), triton.next_power_of_2(n)
-    sums, squares = torch.empty(slices, rows, outputs, **floats), torch.empty(slices, rows, **floats)
+    sums, squares = _floats(streams, slices, rows, outputs), _floats(streams, slices, rows)
     _slice_sums[(slices, triton.cdiv(rows, 16))](
         streams.contiguous(), fn.contiguous(), sums, squares, rows, inputs, outputs,
         max(16, triton.next_power_of_2(outputs)), 16, 32, SLICE, num_warps=4,
@@ -150,6 +148,10 @@ def mixes(
         iters, float(eps), NORM_EPS, n, slots, 4, num_warps=1, **UNFUSED,
     )  # fmt: skip
     return pre, post, comb
+
+
+def _floats(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
 @triton.jit
@@ -191,7 +193,7 @@ def _expand(
 ) -> None:
     row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     added = widen(tl.load(y + row * D + d, mask=d < D, other=0.0))
-    x = ()
+    x: tl.tuple = ()
     for i in tl.static_range(N):
         x = x + (widen(tl.load(streams + (row * N + i) * D + d, mask=d < D, other=0.0)),)  # noqa: RUF005
     for j in tl.static_range(N):

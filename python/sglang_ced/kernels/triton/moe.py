@@ -291,13 +291,12 @@ def _run(
     limit: float,
 ) -> Tensor:
     """x [T, d], already rounded, through the experts of its pairs -> bfloat16 [pairs, d]."""
-    (codes1, scales1, form), (codes2, scales2, _), (codes3, scales3, _) = map(stored, example)
+    form, parts = stored(example.w1)[2], [part for weight in example for part in stored(weight)[:2]]
+    codes1, scales1, codes2, scales2, codes3, scales3 = parts if table is None else [None] * 6
     d, inner = example.w2.shape
     rows = blocks.tile_rows
     columns, width, warps = (32, 128, 4) if rows == 16 else (64, 64, 4 if rows == 32 else 8)
     width_of_two = 64 if rows == 16 else 32  # two tiles of weights at once: wider ones spill
-    if table is not None:
-        codes1 = scales1 = codes2 = scales2 = codes3 = scales3 = None
     middle = torch.empty(pairs, inner, dtype=torch.bfloat16, device=x.device)
     _inner[(triton.cdiv(inner, columns), blocks.count)](
         x, table, codes1, scales1, codes3, scales3, blocks.plan, blocks.order, row_weight, middle, pairs, d, inner,
