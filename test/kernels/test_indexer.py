@@ -44,6 +44,75 @@ def test_index_scores_equal_reference(every_level, assert_same, make_input, rows
         assert_same(cpu.index_scores(*case), expected)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 5),
+    heads=st.integers(1, 9),
+    dim=st.sampled_from([32, 64, 96, 128, 160]),
+    groups=st.integers(1, 70),
+    spread=st.sampled_from([0, 3, 12, 60]),
+    on_grid=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_queries_and_keys_of_any_range_equal_reference(
+    every_level, assert_same, make_input, rows, heads, dim, groups, spread, on_grid, seed
+) -> None:
+    """Scales far apart, blocks of zeros, queries that are not small integers, NaN scales and weights beside numbers."""
+    q, weights, keys = make_query(make_input, rows, heads, dim, groups, seed)
+    q = make_input((rows, heads, dim), seed, spread)
+    q[..., :32] *= seed % 2
+    q = fake_quant_e2m1_ue8m0(q) if on_grid else q
+    values = make_input((groups, dim), seed + 2, spread)
+    values[::3, -32:] = 0
+    keys = Record(dim, "index").encode(values)
+    keys[5::17, -1] = 255
+    weights[-1:, 0] = torch.nan
+    expected = indexer.index_scores.reference(q, weights, keys)
+    for _ in every_level():
+        assert_same(cpu.index_scores(q, weights, keys), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 6),
+    groups=st.integers(0, 70),
+    pool=st.integers(1, 90),
+    shared=st.booleans(),
+    kind=st.sampled_from(["index", "index_bf16"]),
+    seed=st.integers(0, 2**31),
+)
+def test_scores_at_slots_equal_reference(
+    every_level, assert_same, make_input, rows, groups, pool, shared, kind, seed
+) -> None:
+    q, weights, _ = make_query(make_input, rows, 3, 64, 1, seed)
+    keys = Record(64, kind).encode(make_input((pool, 64), seed + 2, 2))
+    generator = torch.Generator().manual_seed(seed)
+    slots = torch.randint(-1, pool, (groups,) if shared else (rows, groups), generator=generator)
+    expected = indexer.index_scores_at.reference(q, weights, keys, slots)
+    for _ in every_level():
+        assert_same(cpu.index_scores_at(q, weights, keys, slots), expected)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.integers(1, 5), groups=st.integers(1, 60), share=st.floats(0, 1), k=st.integers(0, 70),
+    seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_choice_among_listed_candidates_is_the_choice_among_masked_ones(rows, groups, share, k, seed) -> None:
+    scores, _ = make_scores(rows, groups, seed)
+    allowed = torch.rand(rows, groups, generator=torch.Generator().manual_seed(seed)) < share
+    lists = indexer.candidate_lists(allowed)
+    assert [[g for g in row if g >= 0] for row in lists.tolist()] == [
+        row.nonzero().flatten().tolist() for row in allowed
+    ]
+    expected = indexer.top_groups.reference(scores.masked_fill(~allowed, -torch.inf), k)
+    own = torch.where(lists < 0, -torch.inf, scores.gather(1, lists.clamp_min(0)))
+    chosen = indexer.top_groups.reference(own, k)
+    chosen = torch.where(chosen < 0, -1, lists.gather(1, chosen.clamp_min(0)))
+    assert chosen.tolist() == [row[: chosen.shape[1]] for row in expected.tolist()]
+    assert (expected[:, chosen.shape[1] :] == -1).all()
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     rows=st.integers(0, 9),
@@ -117,6 +186,12 @@ def test_result_does_not_depend_on_threads(every_level, thread_counts, assert_sa
          ValueError, r"multiple of 32, got shape \[2, 3, 48\]"),
         (lambda b: sgl_kernel_ext.index_scores(b(2, 3, 32), b(2, 3).float(), torch.zeros(5, 17, dtype=torch.uint8)),
          TypeError, r"weights must be bfloat16, got Float of shape \[2, 3\]"),
+        (lambda b: sgl_kernel_ext.index_scores_at(
+            b(2, 3, 32), b(2, 3), torch.zeros(5, 17, dtype=torch.uint8), torch.tensor([0, 5])),
+         IndexError, "index_scores_at: slot 5 is not in the pool of 5"),
+        (lambda b: sgl_kernel_ext.index_scores_at(
+            b(2, 3, 32), b(2, 3), torch.zeros(5, 17, dtype=torch.uint8), torch.zeros(3, 4, dtype=torch.int64)),
+         ValueError, r"slots must be \[G\] or \[2, G\], got shape \[3, 4\]"),
         (lambda b: sgl_kernel_ext.top_groups(b(2, 3).float(), 1),
          TypeError, r"top_groups: scores must be bfloat16, got Float of shape \[2, 3\]"),
         (lambda b: sgl_kernel_ext.top_groups(b(2, 3), -1), ValueError, "k must not be negative, got -1"),

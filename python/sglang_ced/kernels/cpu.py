@@ -182,6 +182,12 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     return result
 
 
+@_fast(indexer.index_scores_at, "index_scores_at")
+def index_scores_at(q: Tensor, weights: Tensor, pool: Tensor, slots: Tensor) -> Tensor:
+    result: Tensor = ext.index_scores_at(q.contiguous(), weights.contiguous(), pool, slots.contiguous())
+    return result
+
+
 @_fast(indexer.top_groups, "top_groups")
 def top_groups(scores: Tensor, k: int) -> Tensor:
     if scores.dtype != torch.bfloat16:

@@ -24,6 +24,20 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
 
 
 @op
+def index_scores_at(q: Tensor, weights: Tensor, pool: Tensor, slots: Tensor) -> Tensor:
+    """`index_scores` of the pool's keys at `slots`: int64 [G], for all rows, or [T, G], each row its own -> [T, G].
+
+    A slot of -1 scores -inf.
+    """
+    if slots.dim() == 1:
+        scores = index_scores(q, weights, pool[slots.clamp_min(0)])
+    else:
+        rows = [index_scores(q[r : r + 1], weights[r : r + 1], pool[own.clamp_min(0)]) for r, own in enumerate(slots)]
+        scores = torch.cat(rows) if rows else q.new_empty(slots.shape)
+    return scores.masked_fill(slots < 0, -torch.inf)
+
+
+@op
 def top_groups(scores: Tensor, k: int) -> Tensor:
     """The k best groups of each row: [T, G] -> int64 [T, min(k, G)] ascending, then -1 where fewer are visible.
 
@@ -52,3 +66,14 @@ def candidate_groups(scores: Tensor, visible: Tensor, blocks: int, block_size: i
     keep = torch.zeros(best.shape[0], best.shape[1] + 1, dtype=torch.bool, device=scores.device)
     keep.scatter_(1, torch.where(chosen < 0, best.shape[1], chosen), True)
     return keep[:, :-1].repeat_interleave(block_size, 1)[:, :groups]
+
+
+def candidate_lists(chosen: Tensor) -> Tensor:
+    """bool [T, G] -> int64 [T, C]: the chosen groups of each row, ascending, then -1; C as the longest needs."""
+    counts = chosen.sum(1)
+    row, group = chosen.nonzero(as_tuple=True)
+    place = torch.arange(len(row), device=chosen.device) - (counts.cumsum(0) - counts)[row]
+    longest = int(counts.max()) if len(counts) else 0
+    out = torch.full((len(chosen), longest), -1, dtype=torch.int64, device=chosen.device)
+    out[row, place] = group
+    return out

@@ -68,24 +68,45 @@ class Selector:
         kept: list[Tensor] = []
         for place, reach in enumerate(context.reach):
             slots = reach.groups[ratio]
-            keys, group_ids = pool[slots], torch.arange(len(slots), device=x.device)
+            group_ids = torch.arange(len(slots), device=x.device)
             for start in range(reach.first, reach.last, SELECT_ROWS):
                 rows = slice(start, min(start + SELECT_ROWS, reach.last))
-                scores = indexer.index_scores(q[rows], weights[rows], keys)
-                scores = scores.masked_fill(group_ids >= visible[rows, None], -torch.inf)
+                allowed = None
                 if self.plan.candidate_source is not None:
-                    allowed = context.candidates[self.plan.candidate_source][place]
-                    scores = scores.masked_fill(~allowed[start - reach.first :][: len(scores)], -torch.inf)
-                elif self.keeps_candidates:
-                    kept.append(indexer.candidate_groups(scores, visible[rows], self.blocks, self.block_size))
-                chosen = indexer.top_groups(scores, self.top_k)
-                out[rows, : chosen.shape[1]] = torch.where(
-                    chosen < 0, -1, slots[chosen.clamp_min(0)] if len(slots) else -1
-                )
+                    of_span = context.candidates[self.plan.candidate_source][place]
+                    allowed = of_span[rows.start - reach.first : rows.stop - reach.first]
+                if allowed is not None and len(slots) > self.blocks * self.block_size:
+                    chosen = self._choose_listed(q[rows], weights[rows], pool, slots, visible[rows], allowed)
+                else:
+                    scores = indexer.index_scores_at(q[rows], weights[rows], pool, slots)
+                    scores = scores.masked_fill(group_ids >= visible[rows, None], -torch.inf)
+                    if allowed is not None:
+                        scores = scores.masked_fill(~allowed, -torch.inf)
+                    if self.keeps_candidates:
+                        kept.append(indexer.candidate_groups(scores, visible[rows], self.blocks, self.block_size))
+                    chosen = indexer.top_groups(scores, self.top_k)
+                out[rows, : chosen.shape[1]] = _at(slots, chosen)
             if self.keeps_candidates:
                 context.candidates.setdefault(layer, []).append(torch.cat(kept))
                 kept = []
         return out
+
+    def _choose_listed(
+        self, q: Tensor, weights: Tensor, pool: Tensor, slots: Tensor, visible: Tensor, allowed: Tensor
+    ) -> Tensor:
+        """The best of each row's candidates, allowed bool [T, G] -> groups int64 [T, K] as `top_groups` gives them.
+
+        Candidates alone are scored: worth it where they are fewer than the groups.
+        """
+        groups = indexer.candidate_lists(allowed)
+        scores = indexer.index_scores_at(q, weights, pool, _at(slots, groups))
+        chosen = indexer.top_groups(scores.masked_fill(groups >= visible[:, None], -torch.inf), self.top_k)
+        return torch.where(chosen < 0, -1, groups.gather(1, chosen.clamp_min(0)))
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """values [N] at index [...], -1 where the index is."""
+    return torch.where(index < 0, -1, values[index.clamp_min(0)]) if len(values) else torch.full_like(index, -1)
 
 
 class Attention:

@@ -108,7 +108,6 @@ SGL_KERNEL_EXT_INLINE void add_group(const uint8_t* row, const Bytes* scales, fl
   }
 }
 
-
 void multiply_group(const uint8_t* packed, int64_t row_bytes, const int32_t* rows, int64_t num_rows,
                     const GroupWeights& group, float* total) {
   Bytes scales[4];

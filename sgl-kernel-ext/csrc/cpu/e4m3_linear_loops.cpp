@@ -8,7 +8,6 @@ namespace {
 
 #if defined(__AVX2__)
 
-
 // -- one row ----------------------------------------------------------------------------------------------------------
 
 // Inputs in the order in which `coarse_weights` gives the weights of one column.

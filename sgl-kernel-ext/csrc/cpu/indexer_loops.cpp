@@ -11,8 +11,14 @@ void widen(const uint16_t* x, int64_t count, double* out) {
   for (int64_t i = 0; i < count; i += 8) store8(out + i, load8_bfloat16(x + i));
 }
 
-void decode_keys(const uint8_t* records, int64_t stride, int64_t count, int64_t dim, double* out) {
-  for (int64_t i = 0; i < count; ++i) decode_index_record(records + i * stride, dim, out + i * dim);
+void decode_keys(const uint8_t* const* records, bool as_bfloat16, int64_t count, int64_t dim, double* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (as_bfloat16) {
+      widen(reinterpret_cast<const uint16_t*>(records[i]), dim, out + i * dim);
+    } else {
+      decode_index_record(records[i], dim, out + i * dim);
+    }
+  }
 }
 
 void score_keys(const double* q, const uint16_t* weights, int64_t heads, const double* keys, int64_t count, int64_t dim,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sgl_kernel_ext.attention import attend
 from sgl_kernel_ext.capability import cpu_capability, force_cpu_capability, supported_cpu_capabilities
 from sgl_kernel_ext.engram import fuse, look_up
-from sgl_kernel_ext.indexer import candidate_groups, index_scores, top_groups
+from sgl_kernel_ext.indexer import candidate_groups, index_scores, index_scores_at, top_groups
 from sgl_kernel_ext.linear import grouped_linear, linear_bfloat16, linear_e2m1, linear_e4m3, matmul
 from sgl_kernel_ext.mhc import collapse, expand, mixes
 from sgl_kernel_ext.moe import expert_mlp, mixture, route
@@ -32,6 +32,7 @@ __all__ = [
     "fuse",
     "grouped_linear",
     "index_scores",
+    "index_scores_at",
     "linear_bfloat16",
     "linear_e2m1",
     "linear_e4m3",

@@ -25,6 +25,23 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     return result
 
 
+def index_scores_at(q: Tensor, weights: Tensor, keys: Tensor, slots: Tensor) -> Tensor:
+    """`index_scores` of the keys at `slots`, read where they lie; -inf where a slot is negative.
+
+    Args:
+        q, weights, keys: as for `index_scores`; slots: int64 [G], the same for all rows, or [T, G].
+
+    Returns:
+        bfloat16 [T, G].
+
+    Raises:
+        TypeError: another dtype. ValueError: shapes do not fit, or a tensor is not contiguous. IndexError: a slot is
+        beyond the keys.
+    """
+    result: Tensor = _index_scores_at(q, weights, keys, slots)
+    return result
+
+
 def top_groups(scores: Tensor, k: int) -> Tensor:
     """The k best of each row, bfloat16 [T, G] -> int64 [T, min(k, G)] ascending, then -1 where fewer are above -inf.
 
@@ -51,8 +68,12 @@ def candidate_groups(scores: Tensor, visible: Tensor, blocks: int, block_size: i
 
 
 _index_scores, _top_groups = ops.index_scores.default, ops.top_groups.default
+_index_scores_at = ops.index_scores_at.default
 _candidate_groups = ops.candidate_groups.default
 fake("sgl_kernel_ext::index_scores", lambda q, weights, keys: q.new_empty((q.shape[0], keys.shape[0])))
+fake(
+    "sgl_kernel_ext::index_scores_at", lambda q, weights, keys, slots: q.new_empty((q.shape[0], slots.shape[-1]))
+)
 fake(
     "sgl_kernel_ext::top_groups",
     lambda scores, k: scores.new_empty((scores.shape[0], min(k, scores.shape[1])), dtype=torch.int64),
