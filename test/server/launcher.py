@@ -1,7 +1,7 @@
 """Launches SGLang with what only tests want: a trace of what is planned, and faults put in on purpose.
 
 Used as `python launcher.py --model-path ...`. Processes that SGLang spawns run this file as well, so patches are made
-at its top. CED_TEST_TRACE: file that gets one JSON line for every forward. CED_TEST_FAULT: a fault of `FAULTS`.
+at its top. CED_TEST_TRACE: file that gets one JSON line for every forward. CED_TEST_FAULT: a name in `faults.FAULTS`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faults
+
 from sglang_ced.cache import state
-from sglang_ced.cache.replay import ReplayPlan
 
 
 def _trace(path: Path) -> None:
@@ -49,31 +49,10 @@ def _trace(path: Path) -> None:
     state.CacheState.plan = plan  # type: ignore[method-assign]
 
 
-def _one_row_short(plan: ReplayPlan, hit: int) -> ReplayPlan:
-    start = min(plan.start + 1, hit)
-    return replace(plan, start=start, decoder_start=max(start, plan.decoder_start))
-
-
-def _none(plan: ReplayPlan, hit: int) -> ReplayPlan:
-    return replace(plan, start=hit, decoder_start=max(hit, plan.decoder_start))
-
-
-FAULTS = {"one_row_short": _one_row_short, "none": _none}
-
-
-def _break_replay(fault: str) -> None:
-    original = state.plan_replay
-
-    def plan_replay(mode: Any, hit: int, *rest: Any) -> ReplayPlan:
-        return FAULTS[fault](original(mode, hit, *rest), hit)
-
-    state.plan_replay = plan_replay
-
-
 if "CED_TEST_TRACE" in os.environ:
     _trace(Path(os.environ["CED_TEST_TRACE"]))
 if "CED_TEST_FAULT" in os.environ:
-    _break_replay(os.environ["CED_TEST_FAULT"])
+    faults.FAULTS[os.environ["CED_TEST_FAULT"]]()
 
 if __name__ == "__main__":
     from sglang.srt.plugins import load_plugins

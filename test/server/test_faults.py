@@ -15,7 +15,7 @@ PROMPTS, HIT = [prompt_ids(200, 90 + i) for i in range(4)], 192
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["one_row_short", "none"])
+@pytest.mark.parametrize("fault", ["one_row_short", "no_replay"])
 def test_a_short_or_missing_replay_is_seen(fault: str, model: Path, tmp_path: Path, bounded: OfflineEngine) -> None:
     server = Server(model, tmp_path / "log.txt", env={"CED_TEST_FAULT": fault}, traced=True)
     try:
