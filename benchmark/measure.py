@@ -85,6 +85,16 @@ def commit() -> str:
     )
 
 
+def require_current_kernels() -> None:
+    """Raise RuntimeError if the kernels in use were built before their sources changed: the commit would be wrong."""
+    import sgl_kernel_ext
+
+    library = max(file.stat().st_mtime for file in Path(sgl_kernel_ext.__file__).parent.glob("*.so"))
+    newer = [f.name for f in (ROOT / "sgl-kernel-ext" / "csrc").rglob("*.[ch]*") if f.stat().st_mtime > library]
+    if newer:
+        raise RuntimeError(f"sgl-kernel-ext was built before {', '.join(sorted(newer)[:3])} changed: run `make setup`")
+
+
 def committed(name: str) -> dict[str, Any]:
     """The last committed benchmark/results/<name>; empty if there is none."""
     text = _git("show", f"HEAD:benchmark/results/{name}")

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from benchmark.decode import prompt
-from benchmark.measure import commit, machine, save
+from benchmark.measure import commit, machine, require_current_kernels, save
 from benchmark.shape.ced_bench import checkpoint_dir
 
 from sglang_ced.engine.offline import OfflineEngine, Request
@@ -162,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
     quick = parser.parse_args().quick
+    require_current_kernels()
     context, length, chunk, steps = (256, 512, 32, 8) if quick else (512, 8192, 64, 32)
     with torch.inference_mode():
         engine = OfflineEngine.from_pretrained(

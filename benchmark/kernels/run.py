@@ -27,7 +27,7 @@ from benchmark.decode import DecodeTimes, prompt
 from benchmark.kernels import micro
 from benchmark.kernels.bound import decode_bytes
 from benchmark.kernels.load import load_figures
-from benchmark.measure import commit, machine, print_change, read_bandwidth, save, seconds
+from benchmark.measure import commit, machine, print_change, read_bandwidth, require_current_kernels, save, seconds
 from benchmark.shape.ced_bench import checkpoint_dir
 
 from sglang_ced.engine.offline import OfflineEngine
@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
     quick = parser.parse_args().quick
     size = QUICK if quick else FULL
+    require_current_kernels()
     torch.manual_seed(0)
     path = checkpoint_dir(quick)
     load, asleep = load_figures(path), load_figures(path, OMP_WAIT_POLICY="PASSIVE")

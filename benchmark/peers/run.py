@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmark.measure import commit, machine, print_change, save
+from benchmark.measure import commit, machine, print_change, require_current_kernels, save
 from benchmark.peers import ftllm, llamacpp, server
 from benchmark.peers.environment import FTLLM, HOME, LLAMA_CPP
 from benchmark.peers.point import Measured, Point
@@ -92,6 +92,7 @@ def main() -> None:
     args = parser.parse_args()
     quick, threads = args.quick, torch.get_num_threads()
     points = parse_points(args.points or (QUICK_POINTS if quick else POINTS), args.output or (8 if quick else 16))
+    require_current_kernels()
     for peer in (FTLLM, LLAMA_CPP):
         peer.install()
     checkpoint = checkpoint_dir(quick)
