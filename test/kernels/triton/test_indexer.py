@@ -56,6 +56,20 @@ def test_a_row_does_not_depend_on_its_batch(assert_same, make_input, move) -> No
     assert_same(fast.index_scores(q[:1], weights[:1], keys[37:41]), whole[:1, 37:41])
 
 
+@pytest.mark.parametrize("kind", ["index", "index_bf16"])
+@pytest.mark.parametrize(("rows", "own"), [(0, True), (2, False), (11, False), (3, True)])
+def test_scores_of_listed_keys_are_those_of_the_keys(assert_same, make_input, move, rows, own, kind) -> None:
+    """One list for all rows, or one for each; -1 scores -inf."""
+    q, weights, keys = make_query(make_input, rows, 5, 64, 90, 0)
+    if kind == "index_bf16":
+        keys = Record(64, "index").decode(keys).view(torch.uint8)
+    slots = torch.randint(-30, 90, (rows, 75) if own else (75,), generator=torch.Generator().manual_seed(rows))
+    slots = slots.clamp_min(-1)
+    every = fast.index_scores(*move((q, weights, keys))).cpu()
+    expected = every.gather(1, slots.clamp_min(0).expand(rows, -1)).masked_fill(slots < 0, -torch.inf)
+    assert_same(fast.index_scores_at(*move((q, weights, keys, slots))).cpu(), expected)
+
+
 def test_keys_may_be_stored_as_bfloat16(assert_same, make_input, move) -> None:
     q, weights, keys = make_query(make_input, 2, 5, 96, 70, 0)
     plain = Record(96, "index").decode(keys).view(torch.uint8)
@@ -106,3 +120,5 @@ def test_records_of_another_size_are_refused(make_input) -> None:
     q, weights, keys = make_query(make_input, 2, 3, 32, 5, 0)
     with pytest.raises(ValueError, match="index record of 32 values takes 17 bytes"):
         fast.index_scores(q, weights, keys[:, :16])
+    with pytest.raises(ValueError, match=r"slots must be \[G\] or \[2, G\], got shape \[3, 4\]"):
+        fast.index_scores_at(q, weights, keys, torch.zeros(3, 4, dtype=torch.int64))

@@ -96,6 +96,8 @@ def _indexer() -> Iterator[Case]:
     for rows in (FEW, 64):
         q, weights = floats(rows, INDEX_HEADS, INDEX_DIM), floats(rows, INDEX_HEADS)
         yield f"indexer.index_scores, {rows} rows", indexer.index_scores, (q, weights, keys)
+        yield f"indexer.index_scores_at, {rows} rows", indexer.index_scores_at, (q, weights, keys, ints(CONTEXT))
+        yield "indexer.index_scores_at, own lists", indexer.index_scores_at, (q, weights, keys, ints(rows, 16384))
     wide_keys = octets(CONTEXT, Record(INDEX_DIM, "index_bf16").nbytes)
     yield "indexer.index_scores, bfloat16", indexer.index_scores, (q, weights, wide_keys)
     yield "indexer.top_groups", indexer.top_groups, (floats(64, CONTEXT), SELECTED)

@@ -22,10 +22,12 @@ def _index_scores(
     q: tl.tensor,
     weights: tl.tensor,
     keys: tl.tensor,
+    slots: tl.tensor,
     out: tl.tensor,
     T: tl.tensor,
     H: tl.tensor,
     G: tl.tensor,
+    slots_stride: tl.tensor,
     D: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
@@ -33,9 +35,12 @@ def _index_scores(
     KEYS: tl.constexpr,
 ) -> None:
     g, pair, head = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.arange(0, HALF), tl.arange(0, HEADS)
-    even, odd = _keys(keys, g.to(tl.int64), g < G, D, HALF)
-    even, odd = tl.trans(even), tl.trans(odd)
     first = tl.program_id(1) * ROWS
+    slot = g.to(tl.int64)
+    if slots is not None:  # one list for all rows, or one row to a program
+        slot = tl.load(slots + first.to(tl.int64) * slots_stride + g, mask=g < G, other=-1)
+    even, odd = _keys(keys, slot, (g < G) & (slot >= 0), D, HALF)
+    even, odd = tl.trans(even), tl.trans(odd)
     for row in range(first, tl.minimum(first + ROWS, T)):
         wide_row = tl.cast(row, tl.int64)
         place = (wide_row * H + head)[:, None] * D + 2 * pair[None, :]
@@ -44,7 +49,8 @@ def _index_scores(
         dots = widen(narrow(dot(tl.load(q + place + 1, mask=inside, other=0.0), odd, dots), tl.bfloat16))
         weight = widen(tl.load(weights + wide_row * H + head, mask=head < H, other=0.0))
         weighted = narrow(tl.where(dots < 0.0, 0.0, dots) * weight[:, None], tl.bfloat16)
-        tl.store(out + wide_row * G + g, narrow(tl.sum(widen(weighted), axis=0), tl.bfloat16), mask=g < G)
+        score = tl.where(slot < 0, float("-inf"), tl.sum(widen(weighted), axis=0))
+        tl.store(out + wide_row * G + g, narrow(score, tl.bfloat16), mask=g < G)
 
 
 @triton.jit
@@ -74,22 +80,39 @@ def _scaled(value: tl.tensor, scale: tl.tensor) -> tl.tensor:
     return narrow((value.reshape(KEYS, BLOCKS, 16) * scale[:, :, None]).reshape(KEYS, 16 * BLOCKS), tl.bfloat16)
 
 
-@indexer.index_scores.register("triton")
-def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+def _takes(q: Tensor, weights: Tensor) -> bool:
+    return q.shape[-1] % BLOCK == 0 and q.dtype == weights.dtype == torch.bfloat16
+
+
+def _run(q: Tensor, weights: Tensor, keys: Tensor, slots: Tensor | None) -> Tensor:
     rows, heads, dim = q.shape
-    groups = len(keys)
-    if dim % BLOCK or q.dtype != torch.bfloat16 or weights.dtype != torch.bfloat16:
-        return indexer.index_scores.reference(q, weights, keys)
+    groups = len(keys) if slots is None else slots.shape[-1]
     packed = record_of(keys, dim, "index").scale_bytes > 0
     keys = keys.contiguous() if packed else keys.contiguous().view(torch.int32)
     out = torch.empty(rows, groups, dtype=torch.bfloat16, device=q.device)
     if out.numel():
-        tile_rows = 1 if rows <= ROWS else ROWS
+        own = slots is not None and slots.dim() == 2
+        tile_rows = 1 if own or rows <= ROWS else ROWS
         _index_scores[(triton.cdiv(groups, KEYS), triton.cdiv(rows, tile_rows))](
-            q.contiguous(), weights.contiguous(), keys, out, rows, heads, groups, dim,
-            triton.next_power_of_2(dim) // 2, max(16, triton.next_power_of_2(heads)), tile_rows, KEYS, num_warps=4,
+            q.contiguous(), weights.contiguous(), keys, None if slots is None else slots.contiguous(), out,
+            rows, heads, groups, groups if own else 0, dim, triton.next_power_of_2(dim) // 2,
+            max(16, triton.next_power_of_2(heads)), tile_rows, KEYS, num_warps=4,
         )  # fmt: skip
     return out
+
+
+@indexer.index_scores.register("triton")
+def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    return _run(q, weights, keys, None) if _takes(q, weights) else indexer.index_scores.reference(q, weights, keys)
+
+
+@indexer.index_scores_at.register("triton")
+def index_scores_at(q: Tensor, weights: Tensor, pool: Tensor, slots: Tensor) -> Tensor:
+    if not _takes(q, weights):
+        return indexer.index_scores_at.reference(q, weights, pool, slots)
+    if slots.dim() not in (1, 2) or slots.shape[:-1] not in ((), (len(q),)):
+        raise ValueError(f"slots must be [G] or [{len(q)}, G], got shape {list(slots.shape)}")
+    return _run(q, weights, pool, slots)
 
 
 # -- selection --------------------------------------------------------------------------------------------------------
