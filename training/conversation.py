@@ -22,7 +22,7 @@ USER, ASSISTANT, SYSTEM = "<｜User｜>", "<｜Assistant｜>", "<｜System｜>"
 THINK, NO_THINK, DSML = "<think>", "</think>", "｜DSML｜"
 NOTED = "Noted."
 # How often each kind of turn comes; `tell` adds facts.
-MIX = {"recall": 5.0, "fact": 4.0, "sum": 3.0, "pattern": 2.0, "edit": 2.0, "chat": 0.7, "tell": 1.5}
+MIX = {"recall": 12.0, "fact": 3.0, "sum": 2.0, "pattern": 2.0, "edit": 2.0, "chat": 0.7, "tell": 3.0}
 
 SystemText = Callable[[Sequence[skills.Tool], bool], str]
 

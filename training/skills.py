@@ -117,7 +117,7 @@ class Notes:
         """A question about one of the facts."""
         name = name or self.random.choice(self.owners)
         distance = len(self.owners) - self.owners.index(name)
-        return Turn("recall", f"What has {name}?", f"A {self.things[name]}.", distance=distance)
+        return Turn("recall", f"What has {name}?", f"Noted: {name} has a {self.things[name]}.", distance=distance)
 
 
 @dataclass(frozen=True)

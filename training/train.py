@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -259,7 +261,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "rendezvous").unlink(missing_ok=True)
     tokenizer.write(options.out)
-    torch.multiprocessing.spawn(work, (options,), nprocs=options.processes)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes end with this one
+    torch.multiprocessing.spawn(work, (options,), nprocs=options.processes, daemon=True)
 
 
 if __name__ == "__main__":
