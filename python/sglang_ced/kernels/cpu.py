@@ -136,13 +136,14 @@ def mixture(
     form, shared_form = _expert_form(experts[0]), _expert_form(shared)
     if form is None or shared_form is None:
         return moe.mixture.reference(x, chosen, weights, experts, shared, limit)
-    ids = chosen.unique().tolist()
+    ids, parts = sorted(set(chosen.flatten().tolist())), _parts_of_each(experts)
     result: Tensor = ext.mixture(
         x.contiguous(),
         chosen.contiguous(),
         weights.contiguous(),
         ids,
-        *_parts(experts[index] for index in ids),
+        [codes for index in ids for codes in parts[index][0]],
+        [scales for index in ids for scales in parts[index][1]],
         form is E2m1Weight,
         *_parts([shared]),
         shared_form is E2m1Weight,
@@ -157,6 +158,16 @@ def _expert_form(weights: moe.ExpertWeights) -> type[E4m3Weight] | type[E2m1Weig
         if all(isinstance(weight, form) for weight in weights):
             return form
     return None
+
+
+def _parts_of_each(experts: Sequence[moe.ExpertWeights]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Codes and scales of every expert, listed once for an `Experts`."""
+    if not isinstance(experts, moe.Experts):
+        return [_parts([expert]) for expert in experts]
+    if not isinstance(experts.prepared, list):
+        experts.prepared = [_parts([expert]) for expert in experts]
+    parts: list[tuple[list[Tensor], list[Tensor]]] = experts.prepared
+    return parts
 
 
 def _parts(experts: Iterable[moe.ExpertWeights]) -> tuple[list[Tensor], list[Tensor]]:

@@ -64,29 +64,41 @@ std::vector<Expert> experts_of(const char* op, at::TensorList codes, at::TensorL
   return experts;
 }
 
-// run(part, tile) for every part and tile of columns, by all threads.
-template <typename Run>
-void for_all_tiles(const std::vector<Part>& parts, int64_t tiles, int64_t weights_per_tile, const Run& run) {
-  const int64_t grain = std::max<int64_t>(1, kWeightsPerTask / std::max<int64_t>(1, weights_per_tile));
-  at::parallel_for(0, static_cast<int64_t>(parts.size()) * tiles, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) run(parts[static_cast<size_t>(task / tiles)], task % tiles);
-  });
-}
+// Rows that go through experts of one form: x, `num_tokens` rows of d, of which the pairs choose -> one row of d per
+// pair, in `out`.
+struct Batch {
+  const uint16_t* x;
+  int64_t num_tokens;
+  Pairs pairs;
+  uint16_t* out;
+};
 
-// x: `num_tokens` rows of d, of which the pairs choose -> one row of d per pair, in `out`.
-void run_experts(const uint16_t* x, int64_t num_tokens, int64_t d, int64_t inner, bool is_e2m1, const Pairs& pairs,
-                 float limit, uint16_t* out) {
-  const auto swiglu = SGL_KERNEL_EXT_CHOOSE(swiglu);
-  const int64_t num_pairs = static_cast<int64_t>(pairs.token.size());
-  StoredInput input(x, num_tokens, d, is_e2m1);
-  input.pack_all();
-  at::Tensor middle_storage = at::empty({num_pairs, inner}, at::kBFloat16);
-  uint16_t* middle = mutable_bfloat16_bits(middle_storage);
-  for_all_tiles(pairs.parts, num_tiles(inner), 2 * kTile * d, [&](const Part& part, int64_t tile) {
+// What a batch has while it runs.
+struct Running {
+  const Batch* batch;
+  int64_t d, inner;
+  StoredInput input;
+  at::Tensor middle_storage;
+  uint16_t* middle;
+  StoredInput middle_input;
+
+  Running(const Batch& b, int64_t width, const Expert& first)
+      : batch(&b),
+        d(width),
+        inner(first.gate.n),
+        input(b.x, b.num_tokens, d, first.gate.is_e2m1),
+        middle_storage(at::empty({static_cast<int64_t>(b.pairs.token.size()), inner}, at::kBFloat16)),
+        middle(mutable_bfloat16_bits(middle_storage)),
+        middle_input(middle, static_cast<int64_t>(b.pairs.token.size()), inner, first.gate.is_e2m1) {}
+
+  // Columns [16 * tile, ...) of gate and up, joined.
+  void first_half(const Part& part, int64_t tile, float limit) const {
+    const Pairs& pairs = batch->pairs;
     float gate[StoredInput::kMaxRows * kTile], up[StoredInput::kMaxRows * kTile];
     const int32_t* rows = pairs.token.data() + part.first_pair;
     input.tile(rows, part.count, part.expert->gate, tile, gate);
     const auto columns = input.tile(rows, part.count, part.expert->up, tile, up);
+    const auto swiglu = SGL_KERNEL_EXT_CHOOSE(swiglu);
     for (int64_t r = 0; r < part.count; ++r) {
       const int64_t pair = part.first_pair + r;
       const float weight = pairs.weight.empty() ? 1.0f : pairs.weight[static_cast<size_t>(pair)];
@@ -94,30 +106,81 @@ void run_experts(const uint16_t* x, int64_t num_tokens, int64_t d, int64_t inner
       swiglu(gate + r * kTile, up + r * kTile, kTile, limit, !pairs.weight.empty(), weight, values);
       std::copy_n(values + columns.offset, columns.count, middle + pair * inner + columns.first);
     }
-  });
-  StoredInput middle_input(middle, num_pairs, inner, is_e2m1);
-  middle_input.pack_all();
-  for_all_tiles(pairs.parts, num_tiles(d), kTile * inner, [&](const Part& part, int64_t tile) {
+  }
+
+  void second_half(const Part& part, int64_t tile) const {
     float total[StoredInput::kMaxRows * kTile];
     int32_t rows[StoredInput::kMaxRows];
     for (int64_t r = 0; r < part.count; ++r) rows[r] = static_cast<int32_t>(part.first_pair + r);
     const auto columns = middle_input.tile(rows, part.count, part.expert->down, tile, total);
     for (int64_t r = 0; r < part.count; ++r) {
-      uint16_t* row = out + rows[r] * d + columns.first;
+      uint16_t* row = batch->out + rows[r] * d + columns.first;
       for (int64_t c = 0; c < columns.count; ++c) row[c] = to_bfloat16_bits(total[r * kTile + columns.offset + c]);
+    }
+  }
+};
+
+// Bytes that a tile of one part reads, for sharing out tiles; more rows make it dearer.
+int64_t cost_of(const Part& part, int64_t k) {
+  return kTile * k * (part.expert->gate.is_e2m1 ? 1 : 2) / 2 * (1 + part.count / 4);
+}
+
+// run(batch, part, tile) for all tiles of columns of all parts, shared out by cost. columns_of, inputs_of: of a batch.
+template <typename ColumnsOf, typename InputsOf, typename Run>
+void for_all_tiles(const std::vector<Running>& batches, const ColumnsOf& columns_of, const InputsOf& inputs_of,
+                   const Run& run) {
+  int64_t total = 0;
+  for (const Running& batch : batches) {
+    for (const Part& part : batch.batch->pairs.parts) {
+      total += num_tiles(columns_of(batch)) * cost_of(part, inputs_of(batch));
+    }
+  }
+  const int64_t tasks = std::clamp<int64_t>(total / (kWeightsPerTask / 2), 1, at::get_num_threads());
+  at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+    const int64_t from = total / tasks * begin, to = end == tasks ? total : total / tasks * end;
+    int64_t at = 0;
+    for (const Running& batch : batches) {
+      const int64_t tiles = num_tiles(columns_of(batch));
+      for (const Part& part : batch.batch->pairs.parts) {
+        const int64_t cost = cost_of(part, inputs_of(batch));
+        for (int64_t tile = 0; tile < tiles; ++tile, at += cost) {
+          if (from <= at && at < to) {
+            run(batch, part, tile);
+          }
+        }
+      }
     }
   });
 }
 
-void run_one_expert(const uint16_t* x, int64_t num_tokens, int64_t d, const Expert& expert, const float* weights,
-                    float limit, uint16_t* out) {
+// All batches side by side.
+void run_experts(const std::vector<Batch>& batches, int64_t d, float limit) {
+  std::vector<Running> running;
+  running.reserve(batches.size());
+  for (const Batch& batch : batches) {
+    if (!batch.pairs.token.empty()) {
+      running.emplace_back(batch, d, *batch.pairs.parts[0].expert);
+      running.back().input.pack_all();
+    }
+  }
+  const auto outer = [](const Running& batch) { return batch.d; };
+  const auto inner = [](const Running& batch) { return batch.inner; };
+  for_all_tiles(running, inner, outer,
+                [&](const Running& batch, const Part& part, int64_t tile) { batch.first_half(part, tile, limit); });
+  for (Running& batch : running) batch.middle_input.pack_all();
+  for_all_tiles(running, outer, inner,
+                [](const Running& batch, const Part& part, int64_t tile) { batch.second_half(part, tile); });
+}
+
+// Every row by one expert.
+Pairs all_by(const Expert& expert, int64_t num_tokens, const float* weights) {
   Pairs pairs;
   for (int64_t row = 0; row < num_tokens; ++row) pairs.token.push_back(static_cast<int32_t>(row));
   if (weights != nullptr) {
     pairs.weight.assign(weights, weights + num_tokens);
   }
   pairs.add_parts(&expert, 0, num_tokens);
-  run_experts(x, num_tokens, d, expert.gate.n, expert.gate.is_e2m1, pairs, limit, out);
+  return pairs;
 }
 
 int64_t check_x(const char* op, const at::Tensor& x) {
@@ -139,8 +202,11 @@ at::Tensor expert_mlp(const at::Tensor& x, at::TensorList codes, at::TensorList 
   at::Tensor result = at::empty_like(x);
   for (int64_t first = 0; first < num_rows; first += kTokensAtOnce) {
     const int64_t count = std::min(kTokensAtOnce, num_rows - first);
-    run_one_expert(bfloat16_bits(x) + first * d, count, d, experts[0], weights == nullptr ? nullptr : weights + first,
-                   static_cast<float>(limit), mutable_bfloat16_bits(result) + first * d);
+    std::vector<Batch> batches;
+    batches.push_back({bfloat16_bits(x) + first * d, count,
+                       all_by(experts[0], count, weights == nullptr ? nullptr : weights + first),
+                       mutable_bfloat16_bits(result) + first * d});
+    run_experts(batches, d, static_cast<float>(limit));
   }
   return result;
 }
@@ -196,13 +262,13 @@ at::Tensor mixture(const at::Tensor& x, const at::Tensor& chosen, const at::Tens
     const int64_t count = std::min(at_once, num_tokens - first);
     const uint16_t* rows = bfloat16_bits(x) + first * d;
     std::vector<int32_t> places;
-    const Pairs pairs = make_pairs(chosen.const_data_ptr<int64_t>() + first * top_k,
-                                   weights.const_data_ptr<float>() + first * top_k, count, top_k, ids, experts, places);
-    if (!pairs.token.empty()) {
-      run_experts(rows, count, d, experts[0].gate.n, is_e2m1, pairs, static_cast<float>(limit),
-                  mutable_bfloat16_bits(routed));
-    }
-    run_one_expert(rows, count, d, shared[0], nullptr, static_cast<float>(limit), mutable_bfloat16_bits(common));
+    std::vector<Batch> batches;
+    batches.push_back({rows, count,
+                       make_pairs(chosen.const_data_ptr<int64_t>() + first * top_k,
+                                  weights.const_data_ptr<float>() + first * top_k, count, top_k, ids, experts, places),
+                       mutable_bfloat16_bits(routed)});
+    batches.push_back({rows, count, all_by(shared[0], count, nullptr), mutable_bfloat16_bits(common)});
+    run_experts(batches, d, static_cast<float>(limit));
     uint16_t* out = mutable_bfloat16_bits(result) + first * d;
     at::parallel_for(0, count, std::max<int64_t>(1, kWeightsPerTask / std::max<int64_t>(1, d * (top_k + 1))),
                      [&](int64_t begin, int64_t end) {
