@@ -62,18 +62,26 @@ def _pass(
     server: Server, configuration: Configuration, suite: Suite, model: Path, folder: Path, limit: int | None
 ) -> None:
     folder.mkdir(parents=True)
-    before, began = server.metrics(), time.monotonic()
+    before, began = _counts(server), time.monotonic()
     if suite.completion_tasks:
         options = f"tokenizer_backend=huggingface,tokenizer={model},tokenized_requests=False,max_length=8192"
         _lm_eval("local-completions", suite.completion_tasks, server, configuration, model, folder, limit, options)
     if suite.tool_task:
         _lm_eval("local-chat-completions-tools", (suite.tool_task,), server, configuration, model, folder, limit)
     if suite.chat_tasks:
-        _lm_eval("local-chat-completions", suite.chat_tasks, server, configuration, model, folder, limit)
-    after, seconds = server.metrics(), time.monotonic() - began
-    counts = {name: int(after[f"{name}_total"] - before[f"{name}_total"]) for name in COUNTED}
+        tasks, examples = suite.chat_tasks, suite.examples
+        _lm_eval("local-chat-completions", tasks, server, configuration, model, folder, limit, examples=examples)
+    after, seconds = _counts(server), time.monotonic() - began
+    counts = {name: after[name] - before[name] for name in COUNTED}
     (folder / "run.json").write_text(json.dumps({"seconds": round(seconds, 1), **counts}, indent=1) + "\n")
     _say(f"{folder.name}: {seconds:.0f} s, {counts['hits']} cache hits, {counts['replay_rows']} rows replayed")
+
+
+def _counts(server: Server) -> dict[str, int]:
+    found = server.metrics()
+    if missing := [name for name in COUNTED if f"{name}_total" not in found]:
+        raise RunError(f"the server does not count {missing[0]}: does sglang-ced serve this model (ced doctor)?")
+    return {name: int(found[f"{name}_total"]) for name in COUNTED}
 
 
 def _lm_eval(
@@ -85,6 +93,7 @@ def _lm_eval(
     folder: Path,
     limit: int | None,
     options: str = "tokenizer_backend=None",
+    examples: int = 0,
 ) -> None:
     """One call of lm-eval, with stock model classes but for tools; its samples and log go to `folder`."""
     is_chat = kind.startswith("local-chat")
@@ -93,6 +102,7 @@ def _lm_eval(
     words += ["--model_args", f"model={model},base_url={address},num_concurrent={configuration.concurrency},{options}"]
     words += ["--include_path", "tasks", "--batch_size", "1", "--output_path", str(folder), "--log_samples"]
     words += ["--apply_chat_template"] * is_chat + (["--limit", str(limit)] if limit else [])
+    words += ["--num_fewshot", str(examples)] if examples else []
     log = folder / f"lm-eval-{kind}.log"
     with log.open("w") as file:
         code = subprocess.run(words, cwd=HERE, env=_environment(folder.parent), stdout=file, stderr=file).returncode
