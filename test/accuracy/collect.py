@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from gates import Configuration, Suite
 from samples import NO_ANSWER
 
@@ -39,7 +40,7 @@ def collect(suite: Suite, model: Path, out: Path, limit: int | None = None) -> N
         began = time.monotonic()
         server = _start(configuration, suite, model, out)
         try:
-            server.wait_ready()
+            _wait_ready(server)
             _say(f"{configuration.name}: server is up after {time.monotonic() - began:.0f} s")
             for number, run in enumerate(configuration.runs()):
                 if number == 0 and server.post("/flush_cache").status_code != 200:
@@ -56,6 +57,13 @@ def _start(configuration: Configuration, suite: Suite, model: Path, out: Path) -
         return Server(model, log, arguments)
     command, env = (sys.executable, str(LAUNCHER)), {"CED_TEST_FAULT": configuration.fault}
     return Server(model, log, arguments, command=command, env=env)
+
+
+def _wait_ready(server: Server) -> None:
+    try:
+        server.wait_ready()
+    except pytest.fail.Exception as error:
+        raise RunError(str(error)) from None
 
 
 def _pass(
