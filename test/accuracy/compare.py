@@ -110,6 +110,16 @@ def identical(comparison: Comparison, longest_choice: int) -> list[str]:
     return reasons
 
 
+def able(baseline: Mapping[str, Sample], least: float) -> set[str]:
+    """Skills with at least this accuracy. Where a model only guesses there is nothing to lose, and such questions would
+    dilute a loss elsewhere."""
+    return {skill for skill, (right, n) in by_skill(baseline).items() if right >= least * n}
+
+
+def of_skills(samples: Mapping[str, Sample], skills: set[str]) -> dict[str, Sample]:
+    return {key: sample for key, sample in samples.items() if sample.skill in skills}
+
+
 def capable(samples: Mapping[str, Sample], floors: Mapping[str, float]) -> list[str]:
     """Skills below their floor. Raises SampleError for a floor of a skill that was not asked for."""
     skills = by_skill(samples)

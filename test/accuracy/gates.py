@@ -72,7 +72,10 @@ class Suite:
 COLD = Configuration("exact", (EXACT, "--disable-radix-cache"))
 CACHED = Configuration("exact, cached", (EXACT,), passes=2)
 BOUNDED = Configuration("bounded", (), passes=2)
-FLOORS = dict.fromkeys(("recall", "pattern", "fact", "sum", "edit", "tool"), 0.5)
+# The skills that ced-tiny has. It recalls few facts, and does not call tools: those answers are held equal, but no loss
+# of accuracy can be seen in them.
+SHORT_SKILLS = ("pattern", "fact", "sum", "edit")
+FLOORS = dict.fromkeys(SHORT_SKILLS, 0.75)
 
 TINY = Suite(
     configurations=(
@@ -109,8 +112,8 @@ QUICK = Suite(
         Gate("exact, cached", "bounded", "margin"),
         Gate("exact, cached", "bounded, again", "margin", hits=0.95),
     ),
-    completion_tasks=("ced_recall",),
-    floors={"recall": FLOORS["recall"]},
+    completion_tasks=tuple(f"ced_{skill}" for skill in SHORT_SKILLS),
+    floors=FLOORS,
     floors_of="exact, cached",
     server=PAGE,
 )
@@ -131,7 +134,7 @@ CONTROLS = Suite(
         *(Gate("exact", fault, "identical") for fault in SEEN_BY_EQUALITY),
     ),
     completion_tasks=COMPLETION_TASKS,
-    floors={skill: floor for skill, floor in FLOORS.items() if skill != "tool"},
+    floors=FLOORS,
     server=PAGE,
 )
 

@@ -27,8 +27,8 @@ DATA = Path(__file__).parent / "data"
 SEED = "accuracy gates 1"
 PER_GROUP = 4  # questions on one beginning
 # recall: facts told, and the share of filler between them; each about twice as many tokens as the one before, up to 512
-NOTES = ((9, 0.0), (22, 0.0), (44, 0.0), (32, 0.5))
-RECALL_GROUPS, OTHER_GROUPS, TOOL_GROUPS, CHOICE_GROUPS = 27, 18, 20, 4  # recall: for each of NOTES
+NOTES = ((9, 0.0), (22, 0.0), (44, 0.0), (38, 0.5))
+RECALL_GROUPS, OTHER_GROUPS, TOOL_GROUPS, CHOICE_GROUPS = 12, 48, 20, 4  # recall: for each of NOTES
 
 Item = dict[str, Any]
 

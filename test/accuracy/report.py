@@ -16,6 +16,7 @@ from gates import LONGEST_CHOICE, Gate, Suite
 from samples import Sample, read_samples
 
 SHOWN = 5  # divergences of each gate
+ABLE = 0.5  # accuracy of the baseline from which a skill counts where a loss is judged
 
 Runs = Mapping[str, Mapping[str, Sample]]
 
@@ -56,10 +57,14 @@ def judge(suite: Suite, runs: Runs, hits: Mapping[str, int], model: Path | None 
 
 def _gate(gate: Gate, runs: Runs, hits: Mapping[str, int], model: Path | None) -> Verdict:
     baseline, candidate = runs[gate.baseline], runs[gate.candidate]
-    comparison = compare.compare(baseline, candidate)
     if gate.rule == "margin":
+        skills = compare.able(baseline, ABLE)
+        if not skills:
+            return Verdict(f"{gate.baseline} → {gate.candidate}", gate.rule, ("there is no skill to lose",))
+        comparison = compare.compare(compare.of_skills(baseline, skills), compare.of_skills(candidate, skills))
         reasons, rule = compare.within_margin(comparison, gate.margin), f"loss < {gate.margin:.0%}"
     else:
+        comparison = compare.compare(baseline, candidate)
         reasons, rule = compare.identical(comparison, LONGEST_CHOICE), "identical"
     reasons += compare.exercised(hits[gate.candidate], candidate, gate.hits)
     divergences: list[Divergence] = []
@@ -97,7 +102,8 @@ def markdown(suite: Suite, runs: Runs, verdicts: Sequence[Verdict]) -> str:
     every = sorted({skill for found in skills.values() for skill in found})
     lines += [_line(["run", *every]), _line(["---"] * (len(every) + 1))]
     lines += [_line([name, *(_share(found.get(skill)) for skill in every)]) for name, found in skills.items()]
-    lines += ["", *_notes(verdicts)]
+    unable = {skill: n for skill, n in skills[suite.floors_of].items() if skill not in _able(runs, suite)}
+    lines += ["", *_notes(verdicts), *_limits(unable)]
     failed = sum(not verdict.passed for verdict in verdicts)
     return "\n".join([*lines, f"{len(verdicts) - failed} passed, {failed} failed"])
 
@@ -111,6 +117,17 @@ def _notes(verdicts: Sequence[Verdict]) -> Iterator[str]:
                 f"exactly computed, {d.best!r} is best by {d.gap:.3f} in log-probability"
             )
     yield ""
+
+
+def _able(runs: Runs, suite: Suite) -> set[str]:
+    return compare.able(runs[suite.floors_of], ABLE)
+
+
+def _limits(unable: Mapping[str, tuple[int, int]]) -> Iterator[str]:
+    if unable:
+        names = ", ".join(f"{skill} ({_share(found)})" for skill, found in unable.items())
+        yield f"Not counted where a loss is judged, as this model is right in less than {ABLE:.0%}: {names}"
+        yield ""
 
 
 def _share(found: tuple[int, int] | None) -> str:

@@ -40,6 +40,14 @@ def test_a_loss_of_two_points_fails_the_margin(wrong: int, passes: bool) -> None
     assert verdict_of(MARGIN, run_of(), run_of(wrong))[1].passed == passes
 
 
+def test_skills_that_the_model_lacks_do_not_dilute_a_loss() -> None:
+    guessed = {f"x{i}": Sample(f"x{i}", f"x{i}", "guess", i % 10 == 0, "p", "guessed") for i in range(8000)}
+    verdict = verdict_of(MARGIN, run_of() | guessed, run_of(16) | guessed)[1]
+    assert (verdict.passed, verdict.comparison.n) == (False, N)
+    equal = verdict_of(SAME, run_of() | guessed, run_of() | guessed)[1]
+    assert (equal.passed, equal.comparison.n) == (True, N + 8000)
+
+
 def test_few_questions_cannot_show_that_nothing_is_lost() -> None:
     assert not verdict_of(MARGIN, run_of(n=100), run_of(n=100))[1].passed
 

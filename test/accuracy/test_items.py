@@ -32,12 +32,13 @@ def test_the_committed_questions_are_what_the_script_writes(name: str) -> None:
     assert (items.DATA / f"{name}.jsonl").read_text(encoding="utf-8") == items.text(name)
 
 
-def test_there_are_800_questions_to_answer_and_none_twice() -> None:
+def test_there_are_1040_questions_to_answer_and_none_twice() -> None:
     every = [item for name in items.FILES for item in items.read(name)]
     assert len({item["id"] for item in every}) == len(every)
     assert len({(item["prompt"], item.get("tools")) for item in every}) > 0.99 * len(every)
     counts = Counter(item["skill"] for item in every)
-    assert counts.total() - counts["choice"] == 800
+    assert counts.total() - counts["choice"] == 1040
+    assert sum(counts[skill] for skill in gates.SHORT_SKILLS) == 768
 
 
 @pytest.mark.parametrize("name", TEXTS)
