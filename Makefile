@@ -19,7 +19,7 @@ ARGS  ?=
 CPP_SOURCES    := $(wildcard sgl-kernel-ext/csrc/*/*.cpp sgl-kernel-ext/csrc/*/*.h)
 KERNEL_SOURCES := $(CPP_SOURCES) $(wildcard sgl-kernel-ext/python/sgl_kernel_ext/*) \
                   sgl-kernel-ext/CMakeLists.txt sgl-kernel-ext/pyproject.toml
-PYTHON_SOURCES := python sgl-kernel-ext/python test benchmark docs
+PYTHON_SOURCES := python sgl-kernel-ext/python test benchmark training docs
 
 say = @echo "==> $(1)"
 
@@ -72,7 +72,7 @@ $(STAMP)/kernels: $(STAMP)/package $(KERNEL_SOURCES)
 
 .PHONY: serve
 serve: setup  ## Serve the bundled checkpoint, or MODEL=DIR, on HOST=127.0.0.1 PORT=30000.
-	@model='$(MODEL)'; model=$${model:-$$($(BIN)/ced models --path ced-toy)} && \
+	@model='$(MODEL)'; model=$${model:-$$($(BIN)/ced models --path ced-tiny)} && \
 	echo "==> Serving $$model on http://$(HOST):$(PORT) (stop with Ctrl-C)" && \
 	exec $(BIN)/python -m sglang.launch_server --model-path "$$model" --host $(HOST) --port $(PORT) $(ARGS)
 
@@ -168,6 +168,12 @@ test-accuracy-published: setup $(STAMP)/accuracy  ## GSM8K and GPQA on MODEL=DIR
 .PHONY: test-ablations
 test-ablations: setup  ## Accuracy by skill without global KV, indexer, Engram or window.
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python test/accuracy/ablate.py $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+# -- the bundled checkpoint -------------------------------------------------------------------------------------------
+
+.PHONY: train
+train: setup  ## Train ced-tiny into build/ced-tiny; goes on where it stopped.
+	@$(BIN)/python -m training.train $(ARGS)
 
 # -- docs and cleaning ------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ EVAL_TEXTS, EVAL_LENGTH, EVAL_EVERY, SAVE_SECONDS = 32, 256, 100, 180
 class Data:
     """Batches of conversations; batch n is a function of the seed and n."""
 
-    def __init__(self, tokens: Tokenizer, seed: int) -> None:
+    def __init__(self, tokens: Tokenizer, seed: int | str) -> None:
         self.writer, self.seed = conversation.Writer(tokens, conversation.system_text()), seed
 
     def batch(
@@ -180,16 +180,9 @@ class Trainer:
 
     @torch.no_grad()
     def accuracy(self) -> dict[str, float]:
-        """Share of answers all of whose tokens are the most likely ones, by skill, on held-out texts."""
+        """Share of right answers by skill on held-out texts."""
         ids, _, examples = self.held_out
-        stage = recipe.stage_of(self.step)
-        right: dict[str, list[bool]] = defaultdict(list)
-        best = self.model.head(self.model.hidden(ids[:, :-1], fast.Lesson(stage.sparse))).argmax(-1)
-        hit = best == ids[:, 1:]
-        for row, example in enumerate(examples):
-            for skill, first, end in example.answers:
-                if end <= ids.shape[1]:
-                    right[skill].append(bool(hit[row, first - 1 : end - 1].all()))
+        right = answered(self.model, ids, examples, recipe.stage_of(self.step).sparse)
         return {skill: sum(r) / len(r) for skill, r in sorted(right.items())}
 
     def save(self) -> None:
@@ -232,6 +225,21 @@ class Trainer:
                 saved = time.monotonic()
         if self.group.rank == 0:
             self.save()
+
+
+@torch.no_grad()
+def answered(
+    model: fast.FastReference, ids: Tensor, examples: list[conversation.Example], sparse: bool
+) -> dict[str, list[bool]]:
+    """By skill, for each answer within ids [B, T + 1]: whether greedy decoding would write it, that is, whether all of
+    its tokens are the most likely ones."""
+    best = model.head(model.hidden(ids[:, :-1], fast.Lesson(sparse))).argmax(-1)
+    hit, right = best == ids[:, 1:], defaultdict[str, list[bool]](list)
+    for row, example in enumerate(examples):
+        for skill, first, end in example.answers:
+            if end <= ids.shape[1]:
+                right[skill].append(bool(hit[row, first - 1 : end - 1].all()))
+    return right
 
 
 @torch.no_grad()
