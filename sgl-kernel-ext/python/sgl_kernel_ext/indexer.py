@@ -71,9 +71,7 @@ _index_scores, _top_groups = ops.index_scores.default, ops.top_groups.default
 _index_scores_at = ops.index_scores_at.default
 _candidate_groups = ops.candidate_groups.default
 fake("sgl_kernel_ext::index_scores", lambda q, weights, keys: q.new_empty((q.shape[0], keys.shape[0])))
-fake(
-    "sgl_kernel_ext::index_scores_at", lambda q, weights, keys, slots: q.new_empty((q.shape[0], slots.shape[-1]))
-)
+fake("sgl_kernel_ext::index_scores_at", lambda q, weights, keys, slots: q.new_empty((q.shape[0], slots.shape[-1])))
 fake(
     "sgl_kernel_ext::top_groups",
     lambda scores, k: scores.new_empty((scores.shape[0], min(k, scores.shape[1])), dtype=torch.int64),
