@@ -75,7 +75,7 @@ def test_models_and_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--path", "ced-toy"]) == 0
     assert Path(capsys.readouterr().out.strip()).joinpath("config.json").is_file()
     assert main(["models", "--path", "gpt"]) == 1
-    assert "no bundled checkpoint 'gpt'; there is: ced-toy" in capsys.readouterr().err
+    assert "no bundled checkpoint 'gpt'; there is: ced-tiny, ced-toy" in capsys.readouterr().err
 
 
 def test_generate_streams_the_engines_text(capsys: pytest.CaptureFixture[str]) -> None:
