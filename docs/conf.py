@@ -11,11 +11,31 @@ author = "the sglang-ced authors"
 copyright = f"2026, {author}"
 release = importlib.metadata.version("sglang-ced")
 
-extensions = ["myst_parser", "tables"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "api_docstrings",
+    "drawings",
+    "ops",
+    "tables",
+]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_ext"]
 
+# Copy what one types: neither prompts nor the output after them.
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+copybutton_line_continuation_character = "\\"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 88
+
 html_theme = "furo"
 html_title = f"sglang-ced {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["drawings.css"]
