@@ -41,6 +41,35 @@ class StoredTensor:
         return f"{self.dtype} {list(self.shape)}"
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """Where the rows of a tensor of bytes lie: row i at `offset + i * width` of `file`, for i < `count`."""
+
+    file: Path
+    offset: int
+    count: int
+    width: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.width
+
+
+def rows_of(name: str, stored: StoredTensor) -> StoredRows:
+    """Where tensor `name`, of one byte per value and two dimensions, lies in its shard.
+
+    Raises CheckpointError if the shard ends before the tensor does.
+    """
+    with stored.file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        begin, end = json.loads(stream.read(length))[name]["data_offsets"]
+    size = stored.file.stat().st_size
+    if size < 8 + length + end:
+        raise CheckpointError(f"{stored.file}: truncated: {size} bytes, but {name} ends at {8 + length + end}")
+    count, width = stored.shape
+    return StoredRows(stored.file, 8 + length + begin, count, width)
+
+
 def read_headers(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint in directory `path`, by name.
 

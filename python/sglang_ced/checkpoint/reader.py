@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from sglang_ced.checkpoint.files import StoredTensor, check, read_headers, totals_by_part
+from sglang_ced.checkpoint.files import StoredRows, StoredTensor, check, read_headers, rows_of, totals_by_part
 from sglang_ced.checkpoint.names import (
     DRAFT,
     NOT_LOADED,
@@ -126,10 +126,20 @@ class Checkpoint:
 
         `base` as in `layers.1.engram.embed`. Raises CheckpointError if that is not a table.
         """
+        codes, scales = self._table_names(base)
+        return self._view(codes).view(torch.uint8), self._view(scales).view(torch.uint8)
+
+    def table_rows(self, base: str) -> tuple[StoredRows, StoredRows]:
+        """Where the rows that `table` gives lie in the files: (codes, scales). Raises CheckpointError as it does, or
+        if a file ends before its rows do."""
+        codes, scales = self._table_names(base)
+        return rows_of(codes, self._tensors[codes]), rows_of(scales, self._tensors[scales])
+
+    def _table_names(self, base: str) -> tuple[str, str]:
         name = f"{base}.weight"
         if self._spec(name).kind is not Kind.TABLE:
             raise CheckpointError(f"{self.path}: {base} is not a table")
-        return self._view(name).view(torch.uint8), self._view(scale_name(name)).view(torch.uint8)
+        return name, scale_name(name)
 
     def dequantized(self) -> Iterator[tuple[str, Tensor]]:
         """Every text tensor as a new float32 tensor, one at a time, by the names of `expected_tensors`."""

@@ -260,9 +260,15 @@ def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
 # -- n-gram memory ----------------------------------------------------------------------------------------------------
 
 
-@_fast(engram.look_up, "look_up")
-def look_up(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
-    result: Tensor = ext.look_up(codes, scales, rows.contiguous())
+@_fast(engram.look_up, "look_up", "read_rows")  # packages without read_rows have a look_up without `serial`
+def look_up(codes: Tensor, scales: Tensor, rows: Tensor, serial: bool = False) -> Tensor:
+    result: Tensor = ext.look_up(codes, scales, rows.contiguous(), serial)
+    return result
+
+
+@_fast(engram.read_rows, "read_rows")
+def read_rows(fd: int, offset: int, rows: Tensor, out: Tensor) -> tuple[int, int]:
+    result: tuple[int, int] = ext.read_rows(fd, offset, rows.contiguous(), out)
     return result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 
 import torch
@@ -32,13 +34,34 @@ def ngram_rows(
 
 
 @op
-def look_up(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
+def look_up(codes: Tensor, scales: Tensor, rows: Tensor, serial: bool = False) -> Tensor:
     """codes uint8 [N, D], scales uint8 [N, D/32], rows int64 [T, R] -> bfloat16 [T, R * D].
 
-    The table may be in the host's memory while rows, and the result, are on another device.
+    The table may be in the host's memory while rows, and the result, are on another device. serial: by the calling
+    thread alone, for one that works beside a forward.
     """
     wanted = rows.to(codes.device)
     return dequantize_e4m3(codes[wanted], scales[wanted]).to(torch.bfloat16).flatten(1).to(rows.device)
+
+
+@op
+def read_rows(fd: int, offset: int, rows: Tensor, out: Tensor) -> tuple[int, int]:
+    """Rows int64 [n] of an open file, whose row 0 begins at byte `offset` -> out uint8 [n, bytes of a row], written.
+
+    Returns (-1, 0), or the index of the first row that could not be read and why, as an errno (ENODATA: the file ends
+    before it); `out` is then not to be used. Reads by calls, not through a mapping: where a file has lost a page of its
+    mapping, a look at it kills the process.
+    """
+    width = out.shape[1]
+    into = out.numpy()
+    for i, row in enumerate(rows.tolist()):
+        try:
+            got = os.preadv(fd, [into[i]], offset + row * width)
+        except OSError as error:
+            return i, error.errno or errno.EIO
+        if got < width:
+            return i, errno.ENODATA
+    return -1, 0
 
 
 @op

@@ -16,7 +16,7 @@ from sglang_ced.model.moe import MixtureOfExperts
 
 
 class Block:
-    def __init__(self, checkpoint: Checkpoint, plan: LayerPlan, tables: RopeTables, token_map: Tensor | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, plan: LayerPlan, tables: RopeTables) -> None:
         name, self.plan, self.eps = f"layers.{plan.index}", plan, checkpoint.config.rms_norm_eps
         self.attn_norm = checkpoint.tensor(f"{name}.attn_norm.weight")
         self.ffn_norm = checkpoint.tensor(f"{name}.ffn_norm.weight")
@@ -24,10 +24,7 @@ class Block:
         self.hc_ffn = HyperConnection(checkpoint, f"{name}.hc_ffn")
         self.attention = Attention(checkpoint, plan, tables)
         self.experts = MixtureOfExperts(checkpoint, plan.index)
-        self.engram = None
-        if plan.has_engram:
-            assert token_map is not None
-            self.engram = Engram(checkpoint, plan.index, token_map)
+        self.engram = Engram(checkpoint, plan.index) if plan.has_engram else None
 
     def __call__(
         self, streams: Tensor, pre_mix: Tensor, context: HalfContext, keep: Tensor | None = None
@@ -38,7 +35,7 @@ class Block:
         context is that of the rows that stay.
         """
         if self.engram is not None:
-            streams = self.engram(streams, context.step.history if keep is not None else self._history(context))
+            streams = self.engram(streams, context.memory[self.plan.index])
         x = rms_norm(collapse(streams, pre_mix), self.attn_norm, self.eps)
         if self.attention.source is not None:
             self.attention.source.write(x, context)
@@ -49,7 +46,3 @@ class Block:
         next_pre, post, comb = self.hc_ffn(streams)
         x = rms_norm(collapse(streams, pre), self.ffn_norm, self.eps)
         return expand(self.experts(x), streams, post, comb), next_pre
-
-    @staticmethod
-    def _history(context: HalfContext) -> Tensor:
-        return context.step.history[context.plan.rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from sglang_ced.cache.state import CacheState
 from sglang_ced.cache.step import HalfPlan, Reach, Step
 from sglang_ced.config import CedConfig
 from sglang_ced.kernels import rope
+from sglang_ced.model.engram import Memory
 
 
 class RopeTables:
@@ -28,7 +30,7 @@ class HalfContext:
     """The rows that run in one half of the stack, and what its layers hand on. T = rows of the half.
 
     keys[index source]: int64 [T, N] key lists of its layers: window rows, then the pool slots of the chosen groups.
-    candidates[source]: per span, bool [rows, groups].
+    candidates[source]: per span, bool [rows, groups]. memory[Engram layer]: its rows of the step.
     """
 
     step: Step
@@ -38,11 +40,14 @@ class HalfContext:
     positions: Tensor
     plain: tuple[Tensor, Tensor]
     compressed: tuple[Tensor, Tensor]
+    memory: Mapping[int, Memory]
     keys: dict[int, Tensor] = field(default_factory=dict)
     candidates: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, step: Step, state: CacheState, decoder: bool, tables: RopeTables) -> HalfContext:
+    def make(
+        cls, step: Step, state: CacheState, decoder: bool, tables: RopeTables, memory: Mapping[int, Memory]
+    ) -> HalfContext:
         plan = step.decoder if decoder else step.encoder
         positions = step.positions[plan.rows]
         return cls(
@@ -53,6 +58,7 @@ class HalfContext:
             positions=positions,
             plain=rope.angles(positions, tables.plain),
             compressed=rope.angles(positions, tables.compressed),
+            memory=memory,
         )
 
     def angles(self, ratio: int) -> tuple[Tensor, Tensor]:

@@ -8,44 +8,49 @@ from torch import Tensor
 from sglang_ced.cache.state import CacheState
 from sglang_ced.cache.step import Step
 from sglang_ced.checkpoint.reader import Checkpoint
-from sglang_ced.checkpoint.token_map import build_token_map
+from sglang_ced.engram_store.placement import StoreOptions
 from sglang_ced.kernels.mhc import collapse
 from sglang_ced.kernels.norm import rms_norm
 from sglang_ced.model.block import Block
 from sglang_ced.model.context import HalfContext, RopeTables
 from sglang_ced.model.embed import Embedding, Head
+from sglang_ced.model.engram import EngramRows
 
 
 class Transformer:
     """Weights of a checkpoint, mapped from its files, and the forward over a `Step`."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, engram: StoreOptions) -> None:
         config = self.config = checkpoint.config
-        token_map = None
-        if config.engram_layer_ids:
-            token_map = build_token_map(checkpoint.path, config).to(checkpoint.device)
+        self.engram_rows = EngramRows(checkpoint, engram)
         self.tables = RopeTables(config, checkpoint.device)
         self.embed, self.head = Embedding(checkpoint), Head(checkpoint)
         self.norm = checkpoint.tensor("norm.weight")
-        self.blocks = [Block(checkpoint, plan, self.tables, token_map) for plan in config.layers]
+        self.blocks = [Block(checkpoint, plan, self.tables) for plan in config.layers]
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, device: str | torch.device = "cpu") -> Transformer:
+    def load(
+        cls, checkpoint: Checkpoint, device: str | torch.device = "cpu", engram: StoreOptions | None = None
+    ) -> Transformer:
         """Bind the tensors of an opened checkpoint; on another device than the CPU they are copied there, but for the
-        n-gram tables."""
-        return cls(checkpoint.on(device))
+        n-gram tables, whose place `engram` says."""
+        return cls(checkpoint.on(device), engram or StoreOptions())
 
     @torch.inference_mode()
     def forward(self, step: Step, state: CacheState) -> Tensor:
-        """Run a step and commit it -> bfloat16 [output rows, d] after the final norm, in span order."""
+        """Run a step and commit it -> bfloat16 [output rows, d] after the final norm, in span order.
+
+        Raises TableError where rows of an Engram table cannot be had; nothing is committed then.
+        """
+        memory = self.engram_rows.begin(step)
         streams = self.embed(step.token_ids)
         pre_mix = torch.zeros(streams.shape[:2], dtype=torch.float32, device=streams.device)
         pre_mix[:, 0] = 1.0
-        context = HalfContext.make(step, state, decoder=False, tables=self.tables)
+        context = HalfContext.make(step, state, decoder=False, tables=self.tables, memory=memory)
         cut = self.config.first_decoder_layer
         for block in self.blocks[:cut]:
             streams, pre_mix = block(streams, pre_mix, context)
-        context = HalfContext.make(step, state, decoder=True, tables=self.tables)
+        context = HalfContext.make(step, state, decoder=True, tables=self.tables, memory=memory)
         streams, pre_mix = self.blocks[cut](streams, pre_mix, context, keep=step.decoder.rows)
         for block in self.blocks[cut + 1 :]:
             streams, pre_mix = block(streams, pre_mix, context)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sgl_kernel_ext.attention import attend
 from sgl_kernel_ext.capability import cpu_capability, force_cpu_capability, supported_cpu_capabilities
-from sgl_kernel_ext.engram import fuse, look_up
+from sgl_kernel_ext.engram import fuse, look_up, read_rows
 from sgl_kernel_ext.indexer import candidate_groups, index_scores, index_scores_at, top_groups
 from sgl_kernel_ext.linear import grouped_linear, linear_bfloat16, linear_e2m1, linear_e4m3, matmul
 from sgl_kernel_ext.mhc import collapse, expand, mixes
@@ -42,6 +42,7 @@ __all__ = [
     "mixture",
     "quantize_e4m3",
     "read_records",
+    "read_rows",
     "rms_norm",
     "rotate",
     "round_index",

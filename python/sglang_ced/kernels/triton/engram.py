@@ -94,10 +94,10 @@ def _look_up(
 
 
 @engram.look_up.register("triton")
-def look_up(codes: Tensor, scales: Tensor, rows: Tensor) -> Tensor:
+def look_up(codes: Tensor, scales: Tensor, rows: Tensor, serial: bool = False) -> Tensor:
     shape, dim = rows.shape, codes.shape[1]
     if dim % BLOCK:
-        return engram.look_up.reference(codes, scales, rows)
+        return engram.look_up.reference(codes, scales, rows, serial)
     if codes.device != rows.device:
         wanted = rows.flatten().to(codes.device)
         codes, scales = codes[wanted].to(rows.device), scales[wanted].to(rows.device)
