@@ -19,7 +19,9 @@ ARGS  ?=
 CPP_SOURCES    := $(wildcard sgl-kernel-ext/csrc/*/*.cpp sgl-kernel-ext/csrc/*/*.h)
 KERNEL_SOURCES := $(CPP_SOURCES) $(wildcard sgl-kernel-ext/python/sgl_kernel_ext/*) \
                   sgl-kernel-ext/CMakeLists.txt sgl-kernel-ext/pyproject.toml
-PYTHON_SOURCES := python sgl-kernel-ext/python test benchmark training docs
+PYTHON_SOURCES := python sgl-kernel-ext/python test benchmark training docs tools
+# What codespell reads; settings and words that it must accept are in pyproject.toml.
+PROSE          := *.md docs python sgl-kernel-ext test benchmark training tools monitoring .github Makefile
 
 say = @echo "==> $(1)"
 
@@ -81,7 +83,7 @@ serve: setup  ## Serve the bundled checkpoint, or MODEL=DIR, on HOST=127.0.0.1 P
 .PHONY: test
 test: setup lint types  ## Everything that CI checks: lint, types and all tests but the slow ones of the server.
 	$(call say,Tests)
-	@$(BIN)/pytest -m 'not (server and slow)' $(ARGS)
+	@$(BIN)/pytest -m 'not (server and slow) and not extra' $(ARGS)
 
 .PHONY: test-server-slow
 test-server-slow: setup  ## The server tests that `make test` leaves out: scheduling modes, scripts, SGLang's kits, faults.
@@ -104,6 +106,7 @@ lint: setup  ## Check style and formatting.
 	@$(BIN)/ruff check $(PYTHON_SOURCES)
 	@$(BIN)/ruff format --check $(PYTHON_SOURCES)
 	@$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
+	@$(BIN)/codespell $(PROSE)
 
 .PHONY: types
 types: setup  ## Check types.
@@ -183,8 +186,31 @@ $(STAMP)/docs: $(STAMP)/package
 	@touch $@
 
 .PHONY: docs
-docs: setup $(STAMP)/docs  ## Build the documentation into build/docs.
+docs: setup $(STAMP)/docs  ## Build the documentation into build/docs; warnings and broken links are errors.
 	@$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
+	@$(BIN)/python tools/check_links.py build/docs README.md CONTRIBUTING.md CHANGELOG.md
+	@$(BIN)/codespell $(PROSE)
+
+.PHONY: docs-serve
+docs-serve: docs  ## Build the documentation and show it on http://HOST:PORT, PORT=8000 unless given.
+	@port='$(if $(filter file,$(origin PORT)),8000,$(PORT))' && \
+	echo "==> The documentation is on http://$(HOST):$$port (stop with Ctrl-C)" && \
+	exec $(BIN)/python -m http.server --bind $(HOST) --directory build/docs "$$port"
+
+# A Chromium for docs-look; empty = the one that `playwright install chromium` has fetched.
+BROWSER ?=
+
+.PHONY: docs-look
+docs-look: docs  ## Photograph every page at desktop and phone width into build/look (needs playwright and a Chromium).
+	@$(BIN)/python tools/look_at_docs.py build/docs build/look $(if $(BROWSER),--browser '$(BROWSER)') $(ARGS)
+
+.PHONY: test-docs
+test-docs: setup  ## Run every runnable block of README and the pages, those that need a server too.
+	@$(BIN)/pytest test/docs $(ARGS)
+
+.PHONY: test-wheels
+test-wheels: setup  ## Build wheels and source archives, install them outside the repository, and serve from there.
+	@$(BIN)/pytest test/packaging -m extra $(ARGS)
 
 .PHONY: clean
 clean:  ## Remove build outputs and caches (delete .venv yourself to start afresh).

@@ -57,9 +57,9 @@ def model() -> Drawing:
     size = layout.global_bytes_per_token
     caption = (
         f"The released model. Layers {', '.join(map(str, layout.sources[:-1]))} and {layout.sources[-1]} (dark edge) "
-        f"write global KV; every other layer with a ratio reads the one drawn below it, the whole decoder that of layer "
-        f"{layout.sources[-1]}. The prefix cache keeps the green row alone: {size:.0f} bytes for every token. The violet "
-        f"row, {layout.window_record.nbytes} bytes per token and layer, exists for the last {config.sliding_window} "
+        f"write global KV; every other layer with a ratio reads the one drawn below it, the whole decoder that "
+        f"of layer {layout.sources[-1]}. The prefix cache keeps the green row alone: {size:.0f} bytes for every token. The "
+        f"violet row, {layout.window_record.nbytes} bytes per token and layer, exists for the last {config.sliding_window} "
         "tokens of running requests only, and is rebuilt by replay after a cache hit."
     )
     return svg, caption
@@ -162,8 +162,8 @@ def kv_nibbles() -> Drawing:
     words = f"scale 0, at byte {record.code_bytes}: values 0 to {block - 1}"
     svg.text(90 + 8 * width, 101, words, "code-on", "middle")
     caption = (
-        "Global KV, byte by byte: the even value lies in the low four bits, the odd one in the high four. Value i is its "
-        f"e2m1 code times the scale at byte {record.code_bytes} + i // {block}."
+        "Global KV, byte by byte: the even value lies in the low four bits, the odd one in the high four. Value i is "
+        f"its e2m1 code times the scale at byte {record.code_bytes} + i // {block}."
     )
     return svg, caption
 
@@ -212,8 +212,8 @@ def kv_page() -> Drawing:
     for page, x in ((0, 100.0), (1, 100 + 8 * cell + 12)):
         svg.text(x + 4 * cell, 14, f"page {page}", "small", "middle")
     caption = (
-        "Token slots and groups, drawn with pages of 8 (the default is 64). Both tokens of a pair lie side by side in one "
-        "page, which is why the page size must be even."
+        "Token slots and groups, drawn with pages of 8 (the default is 64). Both tokens of a pair lie side by side in "
+        "one page, which is why the page size must be even."
     )
     return svg, caption
 
@@ -225,22 +225,25 @@ _ROOMS = {
     "plugin": "the only room that imports sglang: platform, flags, model class, attention backend, KV pool",
     "engine": "drives model and caches without SGLang",
     "model": "the architecture on flat rows; owns weights, keeps nothing between steps",
-    "cache": "all that outlives a step: global KV, window rings, pairs, replay plan",
+    "cache": "what outlives a step: global KV, windows, replay plan",
     "kernels": "ops over tensors, each with its reference; knows no model",
     "checkpoint": "the published layout: names, reader, writer",
-    "formats | config": "number formats; what each layer owns, reads and shares",
+    "engram_store": "where n-gram tables lie and how their rows get here",
+    "formats": "number formats",
+    "config": "what each layer owns, reads and shares",
     "config_file": "the published config.json",
 }
 
 
 def house() -> Drawing:
     """The floors, from the import contract in pyproject.toml. A new floor must be described in _ROOMS."""
-    svg = Svg(760, 58 + 38 * len(_ROOMS), "The floors of the package: imports point down")
+    floors = list(_floors())
+    svg = Svg(760, 58 + 38 * len(floors), "The floors of the package: imports point down")
     bottom = 20
-    for name in _floors():
-        svg.box(150, bottom, 600, 32, _floor_colour(name))
-        svg.text(162, bottom + 21, name.replace(" | ", ", "), "on code-on")
-        svg.text(300, bottom + 21, _ROOMS[name], "on")
+    for rooms in floors:
+        svg.box(150, bottom, 600, 32, _floor_colour(rooms[0]))
+        svg.text(162, bottom + 21, ", ".join(rooms), "on code-on")
+        svg.text(162 + 8 * max(17, len(", ".join(rooms)) + 2), bottom + 21, "; ".join(map(_purpose, rooms)), "on")
         bottom += 38
     svg.box(0, 58, 118, 32, "idle")
     svg.text(59, 79, "SGLang", "strong", "middle")
@@ -260,9 +263,19 @@ def house() -> Drawing:
     return svg, caption
 
 
-def _floors() -> Iterator[str]:
+def _floors() -> Iterator[list[str]]:
+    """Rooms of each floor, from the top."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    yield from next(contract["layers"] for contract in contracts if contract["id"] == "floors")
+    for floor in next(contract["layers"] for contract in contracts if contract["id"] == "floors"):
+        yield floor.split(" | ")
+
+
+def _purpose(room: str) -> str:
+    if room not in _ROOMS:
+        raise ValueError(
+            f"pyproject.toml has a room {room!r} that docs/_ext/drawings.py does not describe: add it to _ROOMS"
+        )
+    return _ROOMS[room]
 
 
 def _floor_colour(name: str) -> str:

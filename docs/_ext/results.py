@@ -105,6 +105,33 @@ def bench_bound() -> Iterator[Row]:
         yield label, f"{size / 1e6:.0f} MB", f"{step:.1f} ms", f"{share:.1%}"
 
 
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+
+def replay_gains() -> Iterator[Row]:
+    r = _read("replay.json")
+    yield f"`make bench-replay`, {r['machine']}, commit `{r['commit']}`", "times"
+    yield "first token of a cold prompt of 8,192 tokens, exact over bounded", _number(r["cold_8k_x"])
+    yield "first token after a hit of 8,192 tokens with 64 new ones, exact over bounded", _number(r["hit_vs_exact_x"])
+    yield "the same, the cold prompt over the hit", _number(r["hit_vs_cold_x"])
+    yield (
+        "tokens that 1 GiB of cache holds, over a cache that keeps windows too",
+        _number(r["tokens_in_1_gib"] / r["tokens_in_1_gib_with_windows"]),
+    )
+
+
+def long_prompt() -> Iterator[Row]:
+    k, r = _read("kernels.json"), _read("replay.json")
+    yield "measured", "times", "command, machine, commit"
+    kernels, replay = (
+        f"`make {name}`, {each['machine']}, `{each['commit']}`"
+        for name, each in (("bench-kernels", k), ("bench-replay", r))
+    )
+    yield "choice among 524,288 groups, plain torch over the kernels", _number(k["index_512k_x"]), kernels
+    yield "choice among 8,192 groups, the same", _number(k["index_8k_x"]), kernels
+    yield "first token of a cold prompt of 8,192 tokens, exact over bounded replay", _number(r["cold_8k_x"]), replay
+
+
 def _number(value: float) -> str:
     """Three digits or more."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
@@ -113,5 +140,14 @@ def _number(value: float) -> str:
 
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     each.__name__.replace("_", "-"): each
-    for each in (profile_conditions, profile_decode, profile_prefill, bench_kernels, bench_peers, bench_bound)
+    for each in (
+        profile_conditions,
+        profile_decode,
+        profile_prefill,
+        bench_kernels,
+        bench_peers,
+        bench_bound,
+        replay_gains,
+        long_prompt,
+    )
 }

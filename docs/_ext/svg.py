@@ -1,4 +1,4 @@
-"""A few lines of SVG. Colours come from docs/_static/drawings.css, by class, so that a drawing follows the page's theme."""
+"""A few lines of SVG. Colours come from docs/_static/drawings.css, by class, so a drawing follows the page's theme."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import published
 import results
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -105,6 +106,15 @@ def cache_sources() -> Iterator[Row]:
         ratio = layout.ratio(source)
         yield str(source), str(ratio), f"{group} ({wide} as bfloat16)", f"{group / ratio:.0f}", f"{wide / ratio:.0f}"
     yield "all", "", "", f"**{layout.global_bytes_per_token:.0f}**", f"**{plain.global_bytes_per_token:.0f}**"
+
+
+def context_memory() -> Iterator[Row]:
+    yield "tokens cached", "global KV and index keys, published", "as bfloat16"
+    layouts = [released(name) for name in KV_FORMATS]
+    for tokens in (32_768, 131_072, 1_048_576):
+        yield f"{tokens:,}", *(f"{tokens * each.global_bytes_per_token / 1e6:,.0f} MB" for each in layouts)
+    slot = layouts[0].window_bytes_per_slot + layouts[0].pending_bytes_per_slot
+    yield "and each running request, whatever its length", *[f"{slot / 1e6:.1f} MB"] * 2
 
 
 def layer_plan() -> Iterator[Row]:
@@ -214,10 +224,10 @@ def seams() -> Iterator[Row]:
 
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
     each.__name__.replace("_", "-"): each
-    for each in (cache_records, cache_sizes, cache_sources, layer_plan, flags, defaults, refusals, commands, metrics,
-                 fixed_fields, tensors, ops, seams)
+    for each in (cache_records, cache_sizes, cache_sources, context_memory, layer_plan, flags, defaults, refusals,
+                 commands, metrics, fixed_fields, tensors, ops, seams)
 }  # fmt: skip
-TABLES |= results.TABLES
+TABLES |= results.TABLES | published.TABLES
 
 
 class CedTable(SphinxDirective):
