@@ -57,9 +57,9 @@ def model() -> Drawing:
     size = layout.global_bytes_per_token
     caption = (
         f"The released model. Layers {', '.join(map(str, layout.sources[:-1]))} and {layout.sources[-1]} (dark edge) "
-        f"write global KV; every other layer with a ratio reads the one drawn below it, the whole decoder that "
-        f"of layer {layout.sources[-1]}. The prefix cache keeps the green row alone: {size:.0f} bytes for every token. The "
-        f"violet row, {layout.window_record.nbytes} bytes per token and layer, exists for the last {config.sliding_window} "
+        "write global KV; every other layer with a ratio reads the one drawn below it, the whole decoder that of layer "
+        f"{layout.sources[-1]}. The prefix cache keeps the green row alone: {size:.0f} bytes a token. The violet "
+        f"row, {layout.window_record.nbytes} bytes per token and layer, is kept for the last {config.sliding_window} "
         "tokens of running requests only, and is rebuilt by replay after a cache hit."
     )
     return svg, caption

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.check_links import broken_in_markdown, broken_in_pages
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-from check_links import broken_in_markdown, broken_in_pages
 
 SOURCES = sorted((ROOT / "python" / "sglang_ced").rglob("*.py"))
 OPERATE = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
