@@ -222,40 +222,44 @@ def kv_page() -> Drawing:
 
 _ROOMS = {
     "cli": "the ced command",
+    "bench": "traces, load on a server, reports",
     "plugin": "the only room that imports sglang: platform, flags, model class, attention backend, KV pool",
     "engine": "drives model and caches without SGLang",
     "model": "the architecture on flat rows; owns weights, keeps nothing between steps",
     "cache": "what outlives a step: global KV, windows, replay plan",
+    "engram_store": "n-gram tables, and how their rows get here",
     "kernels": "ops over tensors, each with its reference; knows no model",
     "checkpoint": "the published layout: names, reader, writer",
-    "engram_store": "where n-gram tables lie and how their rows get here",
-    "formats": "number formats",
+    "formats": "number formats: round, pack, unpack",
     "config": "what each layer owns, reads and shares",
-    "config_file": "the published config.json",
+    "config_file": "the published config.json, read by name and type",
 }
+_FLOOR, _HALL = 44, 600.0
 
 
 def house() -> Drawing:
-    """The floors, from the import contract in pyproject.toml. A new floor must be described in _ROOMS."""
+    """The floors, from the import contract in pyproject.toml. A new room must be described in _ROOMS."""
     floors = list(_floors())
-    svg = Svg(760, 58 + 38 * len(floors), "The floors of the package: imports point down")
-    bottom = 20
-    for rooms in floors:
-        svg.box(150, bottom, 600, 32, _floor_colour(rooms[0]))
-        svg.text(162, bottom + 21, ", ".join(rooms), "on code-on")
-        svg.text(162 + 8 * max(17, len(", ".join(rooms)) + 2), bottom + 21, "; ".join(map(_purpose, rooms)), "on")
-        bottom += 38
-    svg.box(0, 58, 118, 32, "idle")
-    svg.text(59, 79, "SGLang", "strong", "middle")
-    svg.arrow(150, 74, 120, 74)
-    svg.box(0, bottom - 112, 118, 32, "frame")
-    svg.text(59, bottom - 92, "reference.py", "code", "middle")
-    svg.line(59, bottom - 80, 59, bottom - 58)
-    svg.arrow(59, bottom - 58, 148, bottom - 58)
-    svg.arrow(140, 24, 140, bottom - 8)
-    svg.text(132, 30, "imports", "small", "end")
-    beside = "beside the house: sgl-kernel-ext (C++ kernels, loaded by kernels), test, benchmark, training, docs"
-    svg.text(150, bottom + 20, beside, "small")
+    svg = Svg(760, 40 + _FLOOR * len(floors), "The floors of the package: imports point down")
+    tops = {room: 12 + _FLOOR * i for i, floor in enumerate(floors) for room in floor}
+    for floor in floors:
+        width = _HALL / len(floor)
+        for i, room in enumerate(floor):
+            svg.box(150 + i * width, tops[room], width - 3, _FLOOR - 5, _floor_colour(floor[0]))
+            svg.text(162 + i * width, tops[room] + 16, room, "on code-on")
+            svg.text(162 + i * width, tops[room] + 31, _purpose(room), "on-small")
+    middle = _FLOOR / 2 - 3
+    svg.box(0, tops["plugin"] + 4, 118, 32, "idle")
+    svg.text(59, tops["plugin"] + 24, "SGLang", "strong", "middle")
+    svg.arrow(150, tops["plugin"] + middle, 120, tops["plugin"] + middle)
+    svg.box(0, tops["formats"] - 60, 118, 32, "frame")
+    svg.text(59, tops["formats"] - 40, "reference.py", "code", "middle")
+    svg.line(59, tops["formats"] - 28, 59, tops["formats"] + middle)
+    svg.arrow(59, tops["formats"] + middle, 148, tops["formats"] + middle)
+    svg.arrow(140, 14, 140, 8 + _FLOOR * len(floors))
+    svg.text(132, 22, "imports", "small", "end")
+    beside = "beside the house: sgl-kernel-ext (C++ kernels, loaded by kernels), test, benchmark, training, docs, tools"
+    svg.text(150, 30 + _FLOOR * len(floors), beside, "small")
     caption = (
         "The house. Every import points down; reference.py stands apart and reads formats and config alone. "
         "Drawn from the import contract that test/unit/test_layers.py checks."
