@@ -168,7 +168,8 @@ def build_step(placed: Sequence[Placed], slot_table: Tensor, shape: StepShape) -
     decoder_floors = np.array([p.decoder_floor for p in placed], dtype=np.int64)
     bases = np.array([p.span.generation << TAG_SHIFT for p in placed], dtype=np.int64)
     in_decoder = positions >= decoder_floors[owner]
-    history = _history(placed, owner, positions, shape.max_ngram)
+    histories = [ngram_history(p.span.token_ids, p.start, p.span.end, shape.max_ngram) for p in placed]
+    history = np.concatenate(histories) if histories else np.empty((0, shape.max_ngram), np.int64)
     encoder_rows, decoder_rows = np.arange(len(positions)), np.flatnonzero(in_decoder)
     half = _HalfBuilder(owner, positions, slots, bases, shape, to)
     groups = [_group_slots(p, slot_table, shape.ratios) for p in placed]
@@ -198,20 +199,17 @@ def _ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return owner, starts[owner] + offset
 
 
-def _history(placed: Sequence[Placed], owner: Ints, positions: Ints, depth: int) -> Ints:
-    """Token ids [N, depth], newest first, -1 before the text."""
-    out = np.full((len(positions), depth), -1, dtype=np.int64)
-    row = 0
-    for p in placed:
-        low = max(0, p.start - depth + 1)
-        ids = np.asarray(p.span.token_ids[low : p.span.end], dtype=np.int64)
-        count = p.span.end - p.start
-        for back in range(depth):
-            have = p.span.end - max(p.start, back)
-            if have > 0:
-                last = p.span.end - back - low
-                out[row + count - have : row + count, back] = ids[last - have : last]
-        row += count
+def ngram_history(token_ids: Sequence[int], start: int, end: int, depth: int) -> Ints:
+    """Of positions [start, end): the token's id and its predecessors', [end - start, depth], newest first, -1 before
+    the text."""
+    out = np.full((end - start, depth), -1, dtype=np.int64)
+    low = max(0, start - depth + 1)
+    ids = np.asarray(token_ids[low:end], dtype=np.int64)
+    for back in range(depth):
+        have = end - max(start, back)
+        if have > 0:
+            last = end - back - low
+            out[end - start - have :, back] = ids[last - have : last]
     return out
 
 

@@ -13,6 +13,7 @@ from sglang_ced.cache.layout import KV_FORMATS
 from sglang_ced.cache.replay import MODES
 from sglang_ced.cli.models import DEFAULT, bundled_path
 from sglang_ced.engine.offline import OfflineEngine
+from sglang_ced.engram_store.placement import CACHE_MIB, PLACEMENTS, StoreOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +33,29 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-format", choices=KV_FORMATS, default="published", help="how global KV is stored (default: published)"
     )
+    parser.add_argument(
+        "--engram-placement",
+        choices=PLACEMENTS,
+        default="auto",
+        help="n-gram tables: mmap, in the checkpoint's files; ram, a copy in memory; auto: what fits (default: auto)",
+    )
+    parser.add_argument(
+        "--no-engram-prefetch", action="store_true", help="fetch table rows when a layer needs them, not before"
+    )
+    parser.add_argument(
+        "--engram-cache-mib",
+        type=int,
+        default=CACHE_MIB,
+        metavar="N",
+        help=f"mmap: memory for table rows that come again, 0 for none (default: {CACHE_MIB})",
+    )
+
+
+def engram_options(args: argparse.Namespace) -> StoreOptions:
+    """What the Engram options ask for. Raises ValueError for a negative size."""
+    if args.engram_cache_mib < 0:
+        raise ValueError(f"--engram-cache-mib {args.engram_cache_mib}: must not be negative")
+    return StoreOptions(args.engram_placement, not args.no_engram_prefetch, args.engram_cache_mib)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         replay=args.replay,
         kernels=args.kernels,
         kv_format=args.kv_format,
+        engram=engram_options(args),
     )
     stop = [] if args.ignore_eos else None
     for piece in stream_text(tokenizer, engine.stream(prompt, args.max_new_tokens, stop)):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from sglang_ced.cli.generate import add_engine_arguments
+from sglang_ced.cli.generate import add_engine_arguments, engram_options
 from sglang_ced.cli.models import DEFAULT, bundled_path
 from sglang_ced.engine.offline import OfflineEngine
 
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         replay=args.replay,
         kernels=args.kernels,
         kv_format=args.kv_format,
+        engram=engram_options(args),
     )
     earlier, before = None, torch.empty(0, engine.config.vocab_size)
     if args.hit:

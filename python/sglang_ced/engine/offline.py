@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sglang_ced.cache.layout import KvFormat
 from sglang_ced.cache.replay import Replay
 from sglang_ced.cache.state import CacheState
-from sglang_ced.cache.step import Span
+from sglang_ced.cache.step import Span, ngram_history
 from sglang_ced.checkpoint.reader import Checkpoint
+from sglang_ced.engram_store.placement import StoreOptions
 from sglang_ced.kernels import registry
 from sglang_ced.model.transformer import Transformer
 
@@ -44,8 +46,9 @@ class OfflineEngine:
     """Model and caches of one checkpoint, driven step by step.
 
     max_requests, max_tokens: how many requests and how many tokens (over all of them) fit. replay: "exact" or
-    "bounded". kv_format: how global KV is stored. device: where model and caches are, "cpu" or a CUDA device. Not
-    thread-safe. Raises CapacityError where a request does not fit, ValueError for tokens outside the vocabulary or
+    "bounded". kv_format: how global KV is stored. device: where model and caches are, "cpu" or a CUDA device. engram:
+    where n-gram tables are kept and how their rows are fetched. Not thread-safe. Raises TableError where rows of a
+    table cannot be had, CapacityError where a request does not fit, ValueError for tokens outside the vocabulary or
     beyond max_position_embeddings.
     """
 
@@ -60,10 +63,11 @@ class OfflineEngine:
         kernels: str | None = None,
         kv_format: KvFormat = "published",
         device: str | torch.device = "cpu",
+        engram: StoreOptions | None = None,
     ) -> None:
         registry.activate(kernels, device)
         self.config, self.page_size = checkpoint.config, page_size
-        self.model = Transformer.load(checkpoint, device)
+        self.model = Transformer.load(checkpoint, device, engram)
         pages = -(-max_tokens // page_size)
         self.state = CacheState(
             self.config, pages * page_size, max_requests, device, replay, page_size=page_size, kv_format=kv_format
@@ -169,10 +173,28 @@ class OfflineEngine:
                 )
             )
         step = self.state.plan(spans, self.slot_table)
-        logits = self.model.logits(self.model.forward(step, self.state))
+        next_chunks = self._history([(s, s.computed + n, min(s.prompt_len, s.computed + 2 * n)) for s, n in work])
+        logits = self.model.logits(self.model.forward(step, self.state, next_chunks))
         for sequence, count in work:
             sequence.computed += count
         return list(logits.split([max(0, span.end - max(span.output_from, span.prefix)) for span in spans]))
+
+    def _history(self, ranges: Sequence[tuple[Request, int, int]]) -> Tensor | None:
+        """n-gram history of positions [start, end) of requests, if the model wants to know what comes next."""
+        ranges = [(request, start, end) for request, start, end in ranges if start < end]
+        if not ranges or not self.model.engram_rows.wants_ahead:
+            return None
+        depth = self.config.engram_max_ngram_size
+        rows = [ngram_history(request.tokens, start, end, depth) for request, start, end in ranges]
+        return torch.from_numpy(np.concatenate(rows)).to(self.slot_table.device)
+
+    def append(self, *sampled: tuple[Request, int]) -> None:
+        """Note a token of each request, which the next step will run."""
+        for request, token in sampled:
+            request.tokens.append(token)
+        history = self._history([(r, len(r.tokens) - 1, len(r.tokens)) for r, _ in sampled])
+        if history is not None:
+            self.model.engram_rows.ahead(history)
 
     def prefill(self, sequence: Request, chunks: Sequence[int] = (), all_rows: bool = False) -> Tensor:
         """Compute a whole prompt: float32 [1, vocab], or [new rows, vocab] with all_rows.
@@ -197,7 +219,7 @@ class OfflineEngine:
             logits = self.prefill(sequence)
             for _ in range(max_new_tokens):
                 token = int(logits[-1].argmax())
-                sequence.tokens.append(token)
+                self.append((sequence, token))
                 yield token
                 if token in ends or len(sequence.tokens) > self.context:
                     return
@@ -227,7 +249,7 @@ class OfflineEngine:
                     continue
                 if len(out[index]) < max_new_tokens:
                     out[index].append(int(logits[-1].argmax()))
-                    sequence.tokens.append(out[index][-1])
+                    self.append((sequence, out[index][-1]))
                 full = len(sequence.tokens) > self.context
                 if len(out[index]) >= max_new_tokens or full or out[index][-1] in ends:
                     self.finish(running.pop(index))

@@ -68,7 +68,7 @@ def choose(placement: Placement, needed: int, free: int) -> Literal["mmap", "ram
         )  # fmt: skip
     elif placement == "ram" and needed > free:
         raise TableError(
-            f"Engram placement ram: the tables take {needed / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free "
+            f"engram-placement ram: the tables take {needed / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free "
             "(memory, or the limit of the control group); use mmap"
         )
     return placement
@@ -103,8 +103,8 @@ def _caches(stored: Mapping[int, Parts], cache_mib: int) -> dict[int, RowCache |
     except ValueError as error:
         least = math.ceil(max(sum(each) + 8 for each in widths.values()) * MIN_ROWS * len(stored) / 2**20)
         raise TableError(
-            f"Engram row cache of {cache_mib} MiB is too small for {len(stored)} tables: {error}; give at least "
-            f"{least}, or 0 for none"
+            f"engram-cache-mib {cache_mib}: too small for {len(stored)} tables: {error}; give at least {least}, or 0 "
+            "for no cache"
         ) from error
 
 
@@ -137,7 +137,7 @@ def _views(copy: Tensor, parts: Sequence[StoredRows]) -> list[Tensor]:
 def _fill(copy: Tensor, parts: Sequence[StoredRows], files: Mapping[Path, OpenFile]) -> None:
     progress = Progress("Engram tables into memory", sum(part.nbytes for part in parts))
     for part, view in zip(parts, _views(copy, parts), strict=True):
-        file, to = files[part.file], memoryview(view.numpy()).cast("B")
+        file, to = files[part.file], view.numpy().data.cast("B")
         done = 0
         while done < part.nbytes:
             got = os.preadv(file.fd, [to[done : done + _READ_BYTES]], part.offset + done)

@@ -114,7 +114,7 @@ class _Holders:
             logger.info("Waiting for another process that fills %s", self._key)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         lines = os.pread(self._fd, 1 << 20, 0).decode().splitlines()
-        self._lines = [line for line in lines if Path(f"/proc/{line.replace(' ', '/fd/')}").exists()]
+        self._lines = [line for line in lines if self._holds(line)]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,17 +123,21 @@ class _Holders:
     def open(self, size: int) -> int | None:
         """The copy of any of them, if it is whole and sealed."""
         for line in self._lines:
-            path = f"/proc/{line.replace(' ', '/fd/')}"
             try:
-                if os.readlink(path) != f"/memfd:{_name(self._key)} (deleted)":
-                    continue
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
+                fd = os.open(_descriptor(line), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # it ended meanwhile
                 continue
             if os.fstat(fd).st_size >= size and fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS:
                 return fd
             os.close(fd)
         return None
+
+    def _holds(self, line: str) -> bool:
+        """Whether the process that a line names has a memory file of our name: its number may be another's by now."""
+        try:
+            return os.readlink(_descriptor(line)) == f"/memfd:{_name(self._key)} (deleted)"
+        except OSError:
+            return False
 
     def add(self, fd: int) -> None:
         """This process holds it too."""
@@ -150,6 +154,11 @@ def _folder() -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder}: must be a folder of this user that no other can enter; remove it")
     return folder
+
+
+def _descriptor(line: str) -> str:
+    """'process descriptor' -> where Linux shows it."""
+    return f"/proc/{line.replace(' ', '/fd/')}"
 
 
 def _name(key: str) -> str:

@@ -104,9 +104,14 @@ class EngramStore:
                 self._submit(fetch.run)
         return fetches
 
+    @property
+    def wants_ahead(self) -> bool:
+        """Whether `ahead` does anything: rows in memory are near already."""
+        return self.prefetch and self.placement == "mmap"
+
     def ahead(self, wanted: Mapping[int, Tensor]) -> None:
-        """The same rows will be asked for soon: bring them from the files into the caches. Returns at once."""
-        if not self.prefetch or self.placement != "mmap":
+        """Layer -> rows that will be asked for soon: bring them from the files into the caches. Returns at once."""
+        if not self.wants_ahead:
             return
         for layer, rows in wanted.items():
             self.stats.ahead_rows += rows.numel()

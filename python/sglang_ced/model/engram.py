@@ -46,9 +46,15 @@ class EngramRows:
         memory = self._begin(step.history, early)
         return memory | self._begin(step.history[step.decoder.rows], late) if late else memory
 
+    @property
+    def wants_ahead(self) -> bool:
+        """Whether `ahead` does anything."""
+        return self.store.wants_ahead
+
+    @torch.inference_mode()
     def ahead(self, history: Tensor) -> None:
-        """These rows, int64 [T, max_ngram] as in a step, come next: bring them nearer."""
-        if self._config.engram_layer_ids and len(history):
+        """Rows int64 [T, max_ngram], as in a step, that will probably run next: bring their table rows nearer."""
+        if self.wants_ahead and len(history):
             self.store.ahead(self._rows(history, self._config.engram_layer_ids))
 
     def _begin(self, history: Tensor, layers: list[int]) -> dict[int, Memory]:

@@ -37,12 +37,17 @@ class Transformer:
         return cls(checkpoint.on(device), engram or StoreOptions())
 
     @torch.inference_mode()
-    def forward(self, step: Step, state: CacheState) -> Tensor:
+    def forward(self, step: Step, state: CacheState, next_history: Tensor | None = None) -> Tensor:
         """Run a step and commit it -> bfloat16 [output rows, d] after the final norm, in span order.
+
+        next_history int64 [T, max_ngram], as in a step: rows that will probably run next, whose Engram rows may be
+        brought nearer meanwhile.
 
         Raises TableError where rows of an Engram table cannot be had; nothing is committed then.
         """
         memory = self.engram_rows.begin(step)
+        if next_history is not None:
+            self.engram_rows.ahead(next_history)
         streams = self.embed(step.token_ids)
         pre_mix = torch.zeros(streams.shape[:2], dtype=torch.float32, device=streams.device)
         pre_mix[:, 0] = 1.0
