@@ -212,8 +212,14 @@ test-docs: setup  ## Run every runnable block of README and the pages, those tha
 test-wheels: setup  ## Build wheels and source archives, install them outside the repository, and serve from there.
 	@$(BIN)/pytest test/packaging -m extra $(ARGS)
 
+.PHONY: wheels
+wheels: setup  ## Build wheels and source archives of both packages into dist/.
+	@$(BIN)/python -m build --outdir dist .
+	@$(BIN)/python -m build --no-isolation --outdir dist sgl-kernel-ext
+	@ls -1 dist
+
 .PHONY: clean
 clean:  ## Remove build outputs and caches (delete .venv yourself to start afresh).
-	rm -rf build sgl-kernel-ext/build python/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf build dist sgl-kernel-ext/build python/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 	       .hypothesis .benchmarks
 	find python sgl-kernel-ext test benchmark -name __pycache__ -type d -prune -exec rm -rf {} +
