@@ -74,23 +74,45 @@ def choose(placement: Placement, needed: int, free: int) -> Literal["mmap", "ram
     return placement
 
 
-def open_tables(checkpoint: Checkpoint, options: StoreOptions) -> tuple[str, dict[int, Table], float]:
-    """(placement in use, table by layer, part of the copy that is in huge pages).
+@dataclass(frozen=True)
+class Plan:
+    """What will be done: `chosen` placement; new_bytes: of memory that it takes, for tables or row caches."""
 
-    Raises TableError (too little memory, a cache too small, a file that fails while it is read), CheckpointError (a
-    shard ends before its table does) and OSError (a file that cannot be opened).
-    """
+    chosen: Literal["mmap", "ram"]
+    new_bytes: int
+    key: str
+    stored: dict[int, Parts]
+    files: dict[Path, OpenFile]
+
+
+def plan(checkpoint: Checkpoint, options: StoreOptions) -> Plan:
+    """Choose. Raises TableError (too little memory, a row cache too small), CheckpointError (a shard ends before its
+    table does) and OSError (a file that cannot be opened)."""
     stored = stored_tables(checkpoint)
     files = {path: OpenFile(path) for path in {part.file for parts in stored.values() for part in parts}}
     key, size = _key(stored, files), table_bytes(stored)
-    chosen = choose(options.placement, 0 if is_held(key, size) else size, host.free_bytes())
+    needed = 0 if is_held(key, size) else size
+    chosen = choose(options.placement, needed, host.free_bytes())
     if chosen == "mmap":
+        _caches(stored, options.cache_mib)
+        needed = options.cache_mib << 20
+    return Plan(chosen, needed, key, stored, files)
+
+
+def open_tables(checkpoint: Checkpoint, options: StoreOptions) -> tuple[str, dict[int, Table], float]:
+    """(placement in use, table by layer, part of the copy that is in huge pages).
+
+    Raises what `plan` raises, and TableError where a file fails while it is read.
+    """
+    made = plan(checkpoint, options)
+    stored, files = made.stored, made.files
+    if made.chosen == "mmap":
         caches = _caches(stored, options.cache_mib)
-        return chosen, {layer: FileTable(*parts, files, caches[layer]) for layer, parts in stored.items()}, 0.0
+        return "mmap", {layer: FileTable(*parts, files, caches[layer]) for layer, parts in stored.items()}, 0.0
     parts = [part for both in stored.values() for part in both]
-    copy = share(key, size, lambda to: _fill(to, parts, files))
+    copy = share(made.key, table_bytes(stored), lambda to: _fill(to, parts, files))
     views = iter(_views(copy.bytes, parts))
-    return chosen, {layer: RamTable(next(views), next(views)) for layer in stored}, _report(copy)
+    return "ram", {layer: RamTable(next(views), next(views)) for layer in stored}, _report(copy)
 
 
 def _caches(stored: Mapping[int, Parts], cache_mib: int) -> dict[int, RowCache | None]:

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logits_processor import LogitsMetadata
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
-from sglang_ced.cache.step import Span, Step
+from sglang_ced.cache.step import Span, Step, ngram_history
 from sglang_ced.plugin import metrics
+from sglang_ced.plugin.engram import EngramMetrics
 from sglang_ced.plugin.metrics import ReplayMetrics
-from sglang_ced.plugin.tokens import RequestTokens, requests_of
+from sglang_ced.plugin.tokens import RequestInfo, RequestTokens, requests_of
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,14 @@ class OutputRows:
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """One forward: the step to run and the rows to return. `step` is None for an idle batch."""
+    """One forward: the step to run and the rows to return. `step` is None for an idle batch.
+
+    next_history: n-gram history of the chunks that prompts go on with, if the model wants to know.
+    """
 
     step: Step | None
     rows: OutputRows
+    next_history: Tensor | None = None
 
 
 class CedAttentionBackend(AttentionBackend):
@@ -80,6 +86,16 @@ class CedAttentionBackend(AttentionBackend):
         self.req_to_token_pool = runner.req_to_token_pool
         self.state = runner.token_to_kv_pool.state
         self.forward_metadata: ForwardPlan | None = None
+        self._model = getattr(runner, "model", None)
+
+    @property
+    def _wants_ahead(self) -> bool:
+        return self._model is not None and self._model.transformer.engram_rows.wants_ahead
+
+    @cached_property
+    def engram_metrics(self) -> EngramMetrics:
+        """Made at the first forward, as `metrics` is."""
+        return EngramMetrics(self._model.transformer.engram_rows.store, metrics.labels())
 
     @cached_property
     def metrics(self) -> ReplayMetrics:
@@ -94,7 +110,19 @@ class CedAttentionBackend(AttentionBackend):
             wanted=[span.end - span.output_from for span in spans],
         )
         step = self.state.plan(spans, self.req_to_token_pool.req_to_token) if spans else None
-        self.forward_metadata = ForwardPlan(step, rows)
+        self.forward_metadata = ForwardPlan(step, rows, self._next_history(spans, requests_of(forward_batch)))
+
+    def _next_history(self, spans: list[Span], infos: list[RequestInfo]) -> Tensor | None:
+        """Of prompts that go on after this forward, a chunk as long as this one."""
+        if not self._wants_ahead:
+            return None
+        depth, parts = self.state.config.engram_max_ngram_size, []
+        for span, info in zip(spans, infos, strict=True):
+            end = min(span.prompt_len, 2 * span.end - span.prefix)
+            if not span.decode and span.end < end:
+                ids = RequestTokens(info.prompt, info.output, end, ())
+                parts.append(ngram_history(ids, span.end, end, depth))
+        return torch.from_numpy(np.concatenate(parts)) if parts else None
 
     def _spans(self, batch: ForwardBatch) -> list[Span]:
         mode = batch.forward_mode

@@ -11,9 +11,11 @@ from typing import Any
 from sglang_ced.cache.layout import CacheLayout
 from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.config import CedConfig
+from sglang_ced.engram_store import host, placement
+from sglang_ced.engram_store.table import TableError
 from sglang_ced.plugin import claim, memory, requests, seams
 from sglang_ced.plugin.errors import PluginError
-from sglang_ced.plugin.flags import options_of, replay_of
+from sglang_ced.plugin.flags import Options, options_of, replay_of
 from sglang_ced.plugin.register import NAME, require_registered
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,8 @@ def apply(server_args: Any) -> None:
         raise PluginError(seams.report(problems))
     options = options_of(server_args)
     config = claim.read_config(server_args.model_path, server_args.json_model_override_args)
-    Checkpoint.open(server_args.model_path, config).close()
+    with Checkpoint.open(server_args.model_path, config) as checkpoint:
+        reserved = place_tables(checkpoint, options, server_args)
     requests.install()
     for default in DEFAULTS:
         if default.name == "disable_overlap_schedule" and options.ced_overlap_schedule:
@@ -77,7 +80,7 @@ def apply(server_args: Any) -> None:
         if getattr(server_args, default.name) in default.unset:
             setattr(server_args, default.name, default.value)
     if server_args.max_total_tokens is None and server_args.mem_fraction_static is None:
-        server_args.max_total_tokens = token_cap(config, server_args)
+        server_args.max_total_tokens = token_cap(config, server_args, reserved)
     mode = replay_of(server_args)  # before SGLang's own replay, which is CUDA's, is switched off below
     server_args.enable_encoder_swa_bounded_replay = False
     if server_args.enable_decoder_swa_bounded_replay:
@@ -85,13 +88,30 @@ def apply(server_args: Any) -> None:
     logger.info("sglang-ced: replay %s, window %d, %s", mode, config.sliding_window, options)
 
 
-def token_cap(config: CedConfig, server_args: Any) -> int:
-    """Tokens whose cache fits into our share of free memory, in whole pages, but no more than the running
-    requests can fill with text as long as the context. Raises PluginError where not even two pages fit.
+def place_tables(checkpoint: Checkpoint, options: Options, server_args: Any) -> int:
+    """Choose the placement of n-gram tables once for all processes: bytes of memory that it will take.
+
+    Raises PluginError where the flags ask for more than there is.
+    """
+    if not checkpoint.config.engram_layer_ids:
+        return 0
+    try:
+        plan = placement.plan(checkpoint, options.engram)
+    except TableError as error:
+        raise PluginError(f"--ced-{error}") from error
+    given = getattr(server_args, "_ced", None)
+    if given is not None:
+        given["ced_engram_placement"] = plan.chosen
+    return plan.new_bytes
+
+
+def token_cap(config: CedConfig, server_args: Any, reserved: int = 0) -> int:
+    """Tokens whose cache fits into our share of free memory, less `reserved` bytes, in whole pages, but no more than
+    the running requests can fill with text as long as the context. Raises PluginError where not even two pages fit.
     """
     layout = CacheLayout(config, options_of(server_args).ced_kv_format)
     page, slots = server_args.page_size, server_args.max_running_requests
-    budget = int(memory.free_bytes() * KV_SHARE_OF_FREE_MEMORY) // server_args.dp_size
+    budget = int((host.free_bytes() - reserved) * KV_SHARE_OF_FREE_MEMORY) // server_args.dp_size
     fixed = memory.slot_bytes(layout) * (slots + 1)
     useful = slots * (server_args.context_length or config.max_position_embeddings)
     pages = min(int((budget - fixed) / memory.token_bytes(layout)), useful) // page

@@ -15,6 +15,7 @@ from typing import Any
 
 from sglang_ced.cache.layout import KV_FORMATS, KvFormat
 from sglang_ced.cache.replay import Replay
+from sglang_ced.engram_store.placement import CACHE_MIB, PLACEMENTS, Placement, StoreOptions
 from sglang_ced.plugin.errors import PluginError
 
 
@@ -64,6 +65,37 @@ class Options:
         },
     )
 
+    ced_engram_placement: Placement = field(
+        default="auto",
+        metadata={
+            "env": "CED_ENGRAM_PLACEMENT",
+            "choices": PLACEMENTS,
+            "help": "n-gram tables: mmap, rows stay in the checkpoint's files; ram, one copy in huge pages for all "
+            "processes of this host; auto, ram if that takes at most half of the free memory (default: auto).",
+        },
+    )
+    ced_engram_prefetch: bool = field(
+        default=True,
+        metadata={
+            "env": "CED_ENGRAM_PREFETCH",
+            "help": "Fetch table rows of a step while its first layers run, and from files those of the next chunk and "
+            "of sampled tokens before; --no-ced-engram-prefetch fetches when a layer needs them (default: on).",
+        },
+    )
+    ced_engram_cache_mib: int = field(
+        default=CACHE_MIB,
+        metadata={
+            "env": "CED_ENGRAM_CACHE_MIB",
+            "help": "Memory, in MiB, for table rows that come again, with placement mmap; 0 for none "
+            f"(default: {CACHE_MIB}).",
+        },
+    )
+
+    @property
+    def engram(self) -> StoreOptions:
+        """What the Engram flags ask for."""
+        return StoreOptions(self.ced_engram_placement, self.ced_engram_prefetch, self.ced_engram_cache_mib)
+
     @classmethod
     def from_environment(cls, **given: Any) -> Options:
         """`given` values that are not None; else the environment; else the default.
@@ -80,6 +112,10 @@ def _from_environment(option: Any) -> Any:
     text = os.environ.get(name)
     if text is None:
         return option.default
+    if isinstance(option.default, int) and not isinstance(option.default, bool):
+        if not text.isdigit():
+            raise PluginError(f"{name}={text}: expected a whole number, 0 or more")
+        return int(text)
     words = {"0": False, "1": True} if isinstance(option.default, bool) else {w: w for w in option.metadata["choices"]}
     if text not in words:
         raise PluginError(f"{name}={text}: expected {' or '.join(words)}")
@@ -93,8 +129,16 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         flag = "--" + option.name.replace("_", "-")
         if isinstance(option.default, bool):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=option.metadata["help"])
+        elif isinstance(option.default, int):
+            group.add_argument(flag, type=_count, default=None, metavar="N", help=option.metadata["help"])
         else:
             group.add_argument(flag, choices=option.metadata["choices"], default=None, help=option.metadata["help"])
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
 
 
 def install() -> None:

@@ -112,7 +112,11 @@ SEAMS = (
     Seam(f"{_BATCH}:CaptureHiddenMode", WORKER, "hidden states asked for", members=("is_full", "is_last")),
     Seam("managers.schedule_batch:Req", WORKER, "token ids on the host", members=(
         "origin_input_ids", "output_ids", "full_untruncated_fill_ids", "return_logprob",
-        "logprob_start_len")),
+        "logprob_start_len", "skip_radix_cache_insert", "discard_output_reason", "to_finish", "finished_len")),
+    Seam("managers.schedule_batch:FINISH_ABORT", WORKER, "ends a request by name",
+         ("message", "status_code", "err_type")),
+    Seam("model_executor.model_runner:ModelRunner.sample", WORKER, "says what comes next",
+         ("self", "logits_output", "forward_batch"), hooked=True),
     Seam("managers.schedule_batch:ScheduleBatch", WORKER, "which rows decode",
          members=("reqs", "decoding_reqs", "forward_mode")),
     # -- metrics

@@ -59,7 +59,7 @@ class RequestInfo:
     """What a step needs to know of a request.
 
     prefill_len: tokens of the whole prefill, all chunks. outputs_from: first position whose logprobs it
-    wants, if any.
+    wants, if any. request: SGLang's own, to end it.
     """
 
     prompt: Sequence[int]
@@ -67,6 +67,7 @@ class RequestInfo:
     prefill_len: int
     outputs_from: int | None
     decode: bool
+    request: Any = None
 
 
 def around_init_new(original: Callable[..., Any], cls: type, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,6 +89,7 @@ def around_init_new(original: Callable[..., Any], cls: type, batch: Any, *args: 
             if request.return_logprob and request.logprob_start_len >= 0
             else None,
             decode=all_decode or id(request) in decoding,
+            request=request,
         )
         for request in batch.reqs
     ]

@@ -50,7 +50,7 @@ def attach(config: CedConfig, options: Options, replay: Replay) -> Worker:
     global _worker
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
-    from sglang_ced.plugin import metrics, pool, tokens
+    from sglang_ced.plugin import engram, metrics, pool, tokens
 
     _worker = Worker(config=config, layout=CacheLayout(config, options.ced_kv_format), options=options, replay=replay)
     register_attention_backend(NAME)(_create_backend)
@@ -64,6 +64,7 @@ def attach(config: CedConfig, options: Options, replay: Replay) -> Worker:
                 tokens.around_init_new,
                 "AROUND",
             ),
+            "sglang.srt.model_executor.model_runner.ModelRunner.sample": (engram.after_sample, "AFTER"),
             "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter.__post_init__": (
                 metrics.after_reporter_init,
                 "AFTER",

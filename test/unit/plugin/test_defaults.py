@@ -9,15 +9,18 @@ import pytest
 
 import sglang_ced
 from sglang_ced.cache.layout import CacheLayout
+from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.config import CedConfig
+from sglang_ced.engram_store import host, placement
 from sglang_ced.plugin import defaults, memory
 from sglang_ced.plugin.errors import PluginError
+from sglang_ced.plugin.flags import Options, options_of
 
 MODEL = Path(sglang_ced.__file__).parent / "assets" / "ced-toy"
 
 
 def cap(free: int, monkeypatch: pytest.MonkeyPatch, **given: int | None) -> int:
-    monkeypatch.setattr(memory, "free_bytes", lambda: free)
+    monkeypatch.setattr(host, "free_bytes", lambda: free)
     arguments = {"page_size": 64, "max_running_requests": 16, "context_length": None, "dp_size": 1} | given
     return defaults.token_cap(CedConfig.from_dir(MODEL), SimpleNamespace(**arguments))
 
@@ -50,12 +53,23 @@ def test_too_little_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) 
         cap(1 << 20, monkeypatch)
 
 
-def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(memory, "_CGROUP_FILES", ((limit, used),))
-    without = memory.free_bytes()
-    limit.write_text("5000\n")
-    used.write_text("2000\n")
-    assert memory.free_bytes() == 3000
-    limit.write_text("max\n")
-    assert memory.free_bytes() > min(without, 3000)
+def test_tables_in_memory_leave_less_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CedConfig.from_dir(MODEL)
+    arguments = SimpleNamespace(page_size=64, max_running_requests=16, context_length=None, dp_size=1)
+    less = cap(48 << 20, monkeypatch)
+    assert cap(64 << 20, monkeypatch) == defaults.token_cap(config, arguments, 0) > less
+    assert defaults.token_cap(config, arguments, 16 << 20) == less
+
+
+def test_the_placement_is_chosen_once_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, checkpoint = SimpleNamespace(_ced={}), Checkpoint.open(MODEL)
+    monkeypatch.setattr(placement, "is_held", lambda *_: False)
+    monkeypatch.setattr(host, "free_bytes", lambda: 1 << 40)
+    assert defaults.place_tables(checkpoint, Options(), launch) > 0
+    assert options_of(launch).ced_engram_placement == "ram"
+    launch._ced.clear()
+    monkeypatch.setattr(host, "free_bytes", lambda: 1 << 10)
+    assert defaults.place_tables(checkpoint, Options(ced_engram_cache_mib=8), launch) == 8 << 20
+    assert options_of(launch).ced_engram_placement == "mmap"
+    with pytest.raises(PluginError, match=r"--ced-engram-placement ram: the tables take .* use mmap"):
+        defaults.place_tables(checkpoint, Options(ced_engram_placement="ram"), launch)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 
+from sglang_ced.engram_store.placement import StoreOptions
 from sglang_ced.plugin import flags
 from sglang_ced.plugin.errors import PluginError
 from sglang_ced.plugin.flags import Options
@@ -14,8 +16,8 @@ from sglang_ced.plugin.flags import Options
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CED_KERNELS", "CED_KV_FORMAT", "CED_OVERLAP_SCHEDULE", "CED_STRICT", "CED_SWA_BOUNDED_REPLAY"):
-        monkeypatch.delenv(name, raising=False)
+    for option in fields(Options):
+        monkeypatch.delenv(option.metadata["env"], raising=False)
 
 
 def launched(*words: str, decoder: bool | None = None) -> SimpleNamespace:
@@ -49,6 +51,25 @@ def test_environment_holds_where_the_command_line_is_silent(monkeypatch: pytest.
     assert parsed() == Options(False, "reference", "bfloat16", True)
     words = ("--swa-bounded-replay", "--ced-kernels=auto", "--ced-kv-format=published", "--no-ced-strict")
     assert parsed(*words) == Options(True, "auto", "published", False)
+
+
+def test_engram_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parsed().engram == StoreOptions("auto", True, 256)
+    words = ("--ced-engram-placement", "mmap", "--no-ced-engram-prefetch", "--ced-engram-cache-mib", "0")
+    assert parsed(*words).engram == StoreOptions("mmap", False, 0)
+    monkeypatch.setenv("CED_ENGRAM_PLACEMENT", "ram")
+    monkeypatch.setenv("CED_ENGRAM_PREFETCH", "0")
+    monkeypatch.setenv("CED_ENGRAM_CACHE_MIB", "64")
+    assert parsed().engram == StoreOptions("ram", False, 64)
+    monkeypatch.setenv("CED_ENGRAM_CACHE_MIB", "-1")
+    with pytest.raises(PluginError, match="CED_ENGRAM_CACHE_MIB=-1: expected a whole number"):
+        parsed()
+
+
+def test_a_wrong_cache_size_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--ced-engram-cache-mib", "-5")
+    assert "--ced-engram-cache-mib: '-5' is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

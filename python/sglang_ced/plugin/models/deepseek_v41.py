@@ -13,9 +13,10 @@ from sglang.srt.runtime_context import get_model, get_server_args
 from torch import Tensor, nn
 
 from sglang_ced.checkpoint.reader import Checkpoint
+from sglang_ced.engram_store.table import TableError
 from sglang_ced.kernels import registry
 from sglang_ced.model.transformer import Transformer
-from sglang_ced.plugin import worker
+from sglang_ced.plugin import engram, worker
 from sglang_ced.plugin.claim import read_config
 from sglang_ced.plugin.flags import options_of, replay_of
 from sglang_ced.plugin.register import require_registered
@@ -55,7 +56,7 @@ class DeepseekV41CedForCausalLM(nn.Module):
         path = get_model().model_path
         ced_config = read_config(path, get_model().json_model_override_args)
         self.checkpoint = Checkpoint.open(path, ced_config)
-        options = options_of(server_args)
+        options = self.options = options_of(server_args)
         registry.activate(options.ced_kernels)
         worker.attach(ced_config, options, replay_of(server_args))
         self.logits_processor = LogitsProcessor(config)
@@ -66,7 +67,7 @@ class DeepseekV41CedForCausalLM(nn.Module):
         torch.set_default_dtype(torch.float32)  # SGLang builds models under the dtype of the activations
         try:
             with self.checkpoint as checkpoint:
-                self.transformer = Transformer.load(checkpoint)
+                self.transformer = Transformer.load(checkpoint, engram=self.options.engram)
         finally:
             torch.set_default_dtype(default)
         self.head = Head(self.transformer)
@@ -75,14 +76,23 @@ class DeepseekV41CedForCausalLM(nn.Module):
     def forward(
         self, input_ids: Tensor, positions: Tensor, forward_batch: ForwardBatch, **_: Any
     ) -> LogitsProcessorOutput:
-        """Run the step that the backend has planned for `forward_batch`."""
+        """Run the step that the backend has planned for `forward_batch`.
+
+        Where Engram rows cannot be had, its requests are ended and get rows of zeros, which nobody sees.
+        """
         backend = get_attn_backend()
         plan = backend.forward_metadata
         if plan.step is None:
             hidden = torch.empty(0, self.config.hidden_size, dtype=torch.bfloat16)
         else:
-            hidden = plan.rows.fill(self.transformer.forward(plan.step, backend.state))
-            backend.metrics.after_forward(prefill=not forward_batch.forward_mode.is_decode())
+            prefill = not forward_batch.forward_mode.is_decode()
+            try:
+                hidden = plan.rows.fill(self.transformer.forward(plan.step, backend.state, plan.next_history))
+                backend.metrics.after_forward(prefill)
+            except TableError as error:
+                engram.end_requests(forward_batch, error)
+                hidden = torch.zeros(sum(plan.rows.tails), self.config.hidden_size, dtype=torch.bfloat16)
+            backend.engram_metrics.after_forward(prefill)
         return self.logits_processor(input_ids, hidden, self.head, plan.rows.metadata(forward_batch))
 
 
