@@ -39,3 +39,4 @@ html_title = f"sglang-ced {release}"
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["drawings.css"]
+html_favicon = "_static/favicon.svg"

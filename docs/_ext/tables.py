@@ -150,7 +150,8 @@ def flags() -> Iterator[Row]:
             values = "`1` or `0`"
         else:
             flag, default = f"`--{flag}`", f"`{option.default}`"
-            values = " or ".join(f"`{choice}`" for choice in option.metadata["choices"])
+            choices = option.metadata.get("choices")
+            values = " or ".join(f"`{choice}`" for choice in choices) if choices else "as the flag"
         yield flag, f"`{option.metadata['env']}`: {values}", default, option.metadata["help"]
 
 
