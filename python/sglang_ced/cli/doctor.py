@@ -18,6 +18,7 @@ from sglang_ced import __version__
 from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.cli.models import DEFAULT, bundled_path
 from sglang_ced.engine.offline import OfflineEngine
+from sglang_ced.engram_store import host
 from sglang_ced.kernels import cpu, registry
 
 SELF_TEST_SECONDS = 2.0
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the findings as they come; 1 if any is bad."""
     bad = 0
-    checks: list[Callable[[], Iterator[Finding]]] = [_versions, _machine, _kernels, _self_test]
+    checks: list[Callable[[], Iterator[Finding]]] = [_versions, _machine, _memory, _kernels, _self_test]
     if not args.no_sglang:
         checks.insert(1, _seams)
     for check in checks:
@@ -88,6 +89,22 @@ def _machine() -> Iterator[Finding]:
     )
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     yield Finding("machine", f"GPU: {gpu}")
+
+
+def _memory() -> Iterator[Finding]:
+    """What n-gram tables may count on: see docs/how-to/place-engram-tables.md."""
+    limit, locked = host.memory_limit(), host.memlock_limit()
+    yield Finding(
+        "memory",
+        f"{host.free_bytes() / 2**30:.1f} GiB free, control group limit {_gib(limit)}, may lock {'any' if locked is None else _gib(locked)}",
+    )
+    anonymous, shared = host.huge_page_mode(shared=False), host.huge_page_mode(shared=True)
+    helps = "" if shared in ("always", "within_size", "advise") else ": tables in memory may get pages of 4 KiB alone"
+    yield Finding("memory", f"huge pages: anonymous {anonymous}, shared {shared}{helps}")
+
+
+def _gib(nbytes: int | None) -> str:
+    return "none" if nbytes is None else f"{nbytes / 2**30:.3g} GiB"
 
 
 def _kernels() -> Iterator[Finding]:

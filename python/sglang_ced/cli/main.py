@@ -16,6 +16,7 @@ COMMANDS = {
     "models": "list the checkpoints that come with the package",
     "generate": "continue a prompt without a server",
     "logits": "write a prompt's logits to a file, to compare engines",
+    "bench": "replay agent traffic on servers: traces, throughput and speed per agent, ablation, affinity",
     "inspect": "show a checkpoint's layers, parameters and cache sizes",
 }
 
