@@ -19,6 +19,7 @@ from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.cli.models import DEFAULT, bundled_path
 from sglang_ced.engine.offline import OfflineEngine
 from sglang_ced.engram_store import host
+from sglang_ced.engram_store.shared_memory import HUGE_PAGE, share
 from sglang_ced.kernels import cpu, registry
 
 SELF_TEST_SECONDS = 2.0
@@ -93,14 +94,15 @@ def _machine() -> Iterator[Finding]:
 
 def _memory() -> Iterator[Finding]:
     """What n-gram tables may count on: see docs/how-to/place-engram-tables.md."""
-    limit, locked = host.memory_limit(), host.memlock_limit()
+    free, limit, locked = host.free_bytes(), host.memory_limit(), host.memlock_limit()
+    may_lock = "any" if locked is None else _gib(locked)
+    yield Finding("memory", f"{_gib(free)} free, control group limit {_gib(limit)}, may lock {may_lock}")
+    probe = share("doctor", 2 * HUGE_PAGE, lambda to: None)
     yield Finding(
         "memory",
-        f"{host.free_bytes() / 2**30:.1f} GiB free, control group limit {_gib(limit)}, may lock {'any' if locked is None else _gib(locked)}",
+        f"huge pages: anonymous {host.huge_page_mode(shared=False)}, shared {host.huge_page_mode(shared=True)}; "
+        f"of a copy like that of tables {probe.huge_page_share:.0%} is in huge pages",
     )
-    anonymous, shared = host.huge_page_mode(shared=False), host.huge_page_mode(shared=True)
-    helps = "" if shared in ("always", "within_size", "advise") else ": tables in memory may get pages of 4 KiB alone"
-    yield Finding("memory", f"huge pages: anonymous {anonymous}, shared {shared}{helps}")
 
 
 def _gib(nbytes: int | None) -> str:

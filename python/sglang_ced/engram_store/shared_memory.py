@@ -88,6 +88,8 @@ def _make(key: str, size: int, fill: Callable[[Tensor], None]) -> int:
         address, mapped = _map(fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
         try:
             fill(torch.frombuffer(_array(address, size), dtype=torch.uint8))
+            if mapped > _STEP:
+                logger.info("%s: joining its pages into huge ones", key)
             for begin in range(0, mapped, _STEP):
                 # For where large pages were scarce, or the kernel gives shared memory none by itself.
                 _advise(address + begin, min(_STEP, mapped - begin), _MADV_COLLAPSE)

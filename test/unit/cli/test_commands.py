@@ -94,6 +94,8 @@ def test_generate_needs_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_doctor_finds_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--no-sglang"]) == 0
     out = capsys.readouterr().out
+    for said in ("GiB free, control group limit ", ", may lock ", "huge pages: anonymous ", "% is in huge pages"):
+        assert said in out
     assert "one-shot = chunked" in out
     assert out.endswith("No problem found\n")
 
