@@ -47,7 +47,7 @@ def model(golden_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Limit:
-    """kind: what limits; enter: to be called by the child first; peak: bytes charged at most so far, if that is told."""
+    """kind: what limits; enter: to be called by the child first; peak: the most bytes charged, if told."""
 
     kind: str
     enter: Callable[[], object]
