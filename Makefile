@@ -18,8 +18,8 @@ ARGS  ?=
 
 CPP_SOURCES    := $(wildcard sgl-kernel-ext/csrc/*/*.cpp sgl-kernel-ext/csrc/*/*.h)
 KERNEL_SOURCES := $(CPP_SOURCES) $(wildcard sgl-kernel-ext/python/sgl_kernel_ext/*) \
-                  sgl-kernel-ext/CMakeLists.txt sgl-kernel-ext/pyproject.toml
-PYTHON_SOURCES := python sgl-kernel-ext/python test benchmark training docs tools
+                  sgl-kernel-ext/CMakeLists.txt sgl-kernel-ext/pyproject.toml $(wildcard sgl-kernel-ext/metadata/*.py)
+PYTHON_SOURCES := python sgl-kernel-ext/python sgl-kernel-ext/metadata test benchmark training docs tools
 # What codespell reads; settings and words that it must accept are in pyproject.toml.
 PROSE          := *.md docs python sgl-kernel-ext test benchmark training tools monitoring .github Makefile
 
@@ -58,7 +58,8 @@ $(STAMP)/venv:
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMP) && touch $@
 
-$(STAMP)/package: $(STAMP)/venv pyproject.toml
+# The version stands in __init__.py, and an editable installation has a copy of it.
+$(STAMP)/package: $(STAMP)/venv pyproject.toml python/sglang_ced/__init__.py
 	$(call say,[3/4] Installing SGLang and this package: some 250 packages - 11 GB on disk - 5 to 15 minutes the first time)
 	@$(PIP) install --editable '.[serve,test]'
 	@touch $@
@@ -137,7 +138,7 @@ bench-peers: setup  ## Two other CPU engines beside ours; builds them the first 
 
 .PHONY: bench-replay
 bench-replay: setup  ## Measure bounded replay against exact (QUICK=1: under a minute).
-	@$(BIN)/python benchmark/serving/replay.py
+	@$(BIN)/python -m benchmark.serving.replay $(ARGS)
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------
 

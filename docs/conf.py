@@ -1,15 +1,16 @@
 """Sphinx settings. Build with `make docs`; the pages come out in build/docs."""
 
-import importlib.metadata
 import sys
 from pathlib import Path
+
+from sglang_ced import __version__
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "sglang-ced"
 author = "the sglang-ced authors"
 copyright = f"2026, {author}"
-release = importlib.metadata.version("sglang-ced")
+release = __version__
 
 extensions = [
     "myst_parser",

@@ -47,7 +47,7 @@ def photograph(pages: Path, out: Path, browser: str | None, only: str, views: li
             width, height, theme = VIEWS[view]
             context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
             for path in paths:
-                name, page, errors = str(path.relative_to(pages)), context.new_page(), []
+                name, page, errors = str(path.relative_to(pages)), context.new_page(), list[str]()
                 page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
                 page.goto(path.resolve().as_uri())
                 page.wait_for_load_state("load")

@@ -1,7 +1,8 @@
 """What bounded replay buys, measured in one run: `make bench-replay`. The last line printed is one JSON object.
 
 The model has the released 40-layer schedule (window 128, sources, reindexing, candidates, Engram) in small widths
-with random weights. QUICK=1 uses prompts an eighth as long and takes under a minute.
+with random weights. The full run replaces benchmark/results/replay.json. QUICK=1 uses prompts an eighth as long, takes
+under a minute, and writes nothing.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from benchmark.measure import commit, machine, print_change, require_current_kernels, save
 
 from sglang_ced.cache.layout import CacheLayout
 from sglang_ced.checkpoint.reader import Checkpoint
@@ -31,6 +31,8 @@ from sglang_ced.engine.offline import OfflineEngine
 
 CONFIG = Path(__file__).with_name("bench40.json")
 GOLDEN = Path(__file__).parents[2] / "test" / "golden" / "data"
+RESULT = "replay.json"
+HEADLINES = ["cold_8k_x", "hit_vs_cold_x", "hit_vs_exact_x", "hits_8_over_1", "decode_kept_under_prefill"]
 PAGE, NEW, MIXED_CHUNK, DECODE_BATCH, HITS = 64, 64, 16, 4, 8
 
 
@@ -168,15 +170,11 @@ def bound(config: CedConfig, length: int) -> float:
     return length * (encoder + decoder) / (length * encoder + min(window, length) * decoder)
 
 
-def commit() -> str:
-    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return run.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK") == "1")
     args = parser.parse_args()
+    require_current_kernels()
     raw = json.loads(CONFIG.read_text())
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"
@@ -193,7 +191,10 @@ def main() -> None:
         f"with window KV kept: {out['bytes_per_token_with_windows']}, {out['tokens_in_1_gib_with_windows']:,}"
     )
     out["cold_8k_bound_x"] = round(bound(config, out["lengths"][1]), 3)
-    out |= {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "commit": commit(), "quick": args.quick}
+    out |= {"machine": machine(), "commit": commit(), "quick": args.quick}
+    if not args.quick:
+        print_change(RESULT, out, HEADLINES)
+        save(RESULT, out)
     print(json.dumps(out))
 
 

@@ -120,6 +120,23 @@ def replay_gains() -> Iterator[Row]:
     )
 
 
+def replay_measured() -> Iterator[Row]:
+    r = _read("replay.json")
+    yield f"{r['machine']}, commit `{r['commit']}`", "ratio"
+    for length in r["lengths"]:
+        key = f"cold_{length // 1024}k_x"
+        if key in r:
+            yield f"first token of a cold prompt of {length:,} tokens, exact over bounded", _number(r[key])
+    yield "the bound of the latter at 8,192 tokens, if every layer cost the same per row", _number(r["cold_8k_bound_x"])
+    yield "first token after a hit of 8,192 tokens with 64 new ones, cold over hit", _number(r["hit_vs_cold_x"])
+    yield "the same, exact over bounded", _number(r["hit_vs_exact_x"])
+    yield "eight such hits in one forward over one hit", _number(r["hits_8_over_1"])
+    yield (
+        "decode rate of four requests beside a prompt prefilled in chunks of 16, over their rate alone",
+        _number(r["decode_kept_under_prefill"]),
+    )
+
+
 def long_prompt() -> Iterator[Row]:
     k, r = _read("kernels.json"), _read("replay.json")
     yield "measured", "times", "command, machine, commit"
@@ -148,6 +165,7 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
         bench_peers,
         bench_bound,
         replay_gains,
+        replay_measured,
         long_prompt,
     )
 }
