@@ -22,12 +22,13 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Version, and in a checkout the short hash of HEAD, with + if a tracked file of the package differs from it."""
+    """Version, and in a checkout the last commit of package or kernels, with + if a tracked file differs from it."""
     package = Path(__file__).parents[1]
     if package.parent.name != "python":  # installed from a wheel
         return __version__
-    head = _git(package, "rev-parse", "--short", "HEAD").strip()
-    changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    sources = (".", str(package.parents[1] / "sgl-kernel-ext"))
+    head = _git(package, "log", "-1", "--format=%h", "--", *sources).strip()
+    changed = _git(package, "status", "--porcelain", "--untracked-files=no", "--", *sources)
     return f"{__version__}, {head}{'+' if changed else ''}" if head else __version__
 
 

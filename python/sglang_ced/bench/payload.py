@@ -18,6 +18,7 @@ from sglang_ced.bench.errors import BenchError
 from sglang_ced.bench.trace import TokenSource, Trace, vocabulary
 
 Prompts = Literal["ids", "text"]
+ANSWER_WORDS, ANSWER_BIAS = 128, 100.0  # answers are made of so many words: what they say is of no matter here
 PROMPTS: tuple[Prompts, ...] = ("ids", "text")
 
 
@@ -38,7 +39,11 @@ def write_payloads(trace: Trace, file: Path, model: Path, name: str, prompts: Pr
 
 def bodies(trace: Trace, model: Path, name: str, prompts: Prompts, seed: int) -> Iterator[dict[str, Any]]:
     """One row for each request, in order."""
-    source = TokenSource(vocabulary(model) if prompts == "ids" else words(model), seed)
+    speakable = words(model)
+    source = TokenSource(vocabulary(model) if prompts == "ids" else speakable, seed)
+    # Half a character or a special token is no text, so that its event in a stream would be empty and its time lost.
+    step = -(-len(speakable) // ANSWER_WORDS)
+    bias = {str(token): ANSWER_BIAS for token in speakable[::step].tolist()}
     text = _Text(model) if prompts == "text" else None
     for request, tokens in zip(trace.requests, source.prompts(trace), strict=True):
         body = {
@@ -47,6 +52,7 @@ def bodies(trace: Trace, model: Path, name: str, prompts: Prompts, seed: int) ->
             "max_tokens": request.output,
             "temperature": 0,
             "ignore_eos": True,
+            "logit_bias": bias,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -85,6 +85,8 @@ def replay(
     rows each request replayed. flush: the servers whose caches are emptied first, default `server`; () for none.
     Raises BenchError if aiperf fails or its requests are not those of the trace.
     """
+    if agents > len(plan.trace.sessions):
+        raise BenchError(f"{agents} agents: the trace has {len(plan.trace.sessions)} sessions, one for each at least")
     directory = plan.directory(name, agents, repeat)
     for each in (server,) if flush is None else flush:
         each.flush()
@@ -123,7 +125,7 @@ def aiperf_command(plan: Plan, server: Server, payloads: Path, artifacts: Path, 
         "--endpoint-type", "completions", "--streaming", "--use-server-token-count",
         "--tokenizer", str(plan.model.absolute()),
         "--input-file", str(payloads.absolute()), "--custom-dataset-type", "mooncake_trace", "--no-fixed-schedule",
-        "--concurrency", str(agents), "--request-count", str(len(plan.trace.requests)),
+        "--concurrency", str(agents), "--num-sessions", str(len(plan.trace.sessions)),
         "--random-seed", "0", "--artifact-dir", str(artifacts.absolute()),
         "--no-gpu-telemetry", "--no-server-metrics", "--workers-max", "1", "--record-processors", "1",
         "--ui", "none" if plan.quiet or not sys.stderr.isatty() else "simple",
