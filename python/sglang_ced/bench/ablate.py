@@ -78,7 +78,6 @@ class Ablation:
     slow_agents: tuple[int, ...]
     slow_repeats: int
     base: tuple[str, ...] = ()
-    threads: int | None = None
 
     def wanted(self) -> Iterator[tuple[int, Configuration, tuple[int, ...]]]:
         """Repeat, configuration and numbers of agents, in the order in which they run: configurations take turns."""
@@ -102,7 +101,7 @@ class Ablation:
                 continue
             log = self.plan.out / configuration.name / f"server-{repeat}.log"
             say(f"[{done}/{total}] {configuration.name}: starting a server with {' '.join(arguments)}")
-            with started(self.plan.model, arguments, log, self.threads) as server:
+            with started(self.plan.model, arguments, log, self.plan.threads) as server:
                 for n in missing:
                     run = replay(self.plan, server, configuration.name, n, repeat, arguments, mode_of(arguments))
                     done += 1

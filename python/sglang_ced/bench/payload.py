@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from sglang_ced.bench.errors import BenchError
 from sglang_ced.bench.trace import TokenSource, Trace, vocabulary
 
-Prompts = Literal["ids", "text"]
+Prompts = Literal["ids", "text", "chat"]
 ANSWER_WORDS, ANSWER_BIAS = 128, 100.0  # answers are made of so many words: what they say is of no matter here
-PROMPTS: tuple[Prompts, ...] = ("ids", "text")
+PROMPTS: tuple[Prompts, ...] = ("ids", "text", "chat")
 
 
 def write_payloads(trace: Trace, file: Path, model: Path, name: str, prompts: Prompts = "ids", seed: int = 0) -> None:
-    """Write the bodies for /v1/completions. model: the directory of the tokenizer. name: the model's, for the server.
+    """Write the bodies. model: the directory of the tokenizer. name: the model's, for the server.
 
-    prompts: `ids` sends token ids; `text` is for what takes text only: words that the tokenizer cuts into the same
-    tokens again. Raises BenchError if it has too few such words.
+    prompts: `ids` sends token ids to /v1/completions; `text` is for what takes text only: words that the tokenizer cuts
+    into the same tokens again; `chat` is for what has no /v1/completions: those words as one message, to which the
+    server adds its template. Raises BenchError if the tokenizer has too few such words.
     """
     rows = bodies(trace, model, name, prompts, seed)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -44,12 +45,14 @@ def bodies(trace: Trace, model: Path, name: str, prompts: Prompts, seed: int) ->
     # Half a character or a special token is no text, so that its event in a stream would be empty and its time lost.
     step = -(-len(speakable) // ANSWER_WORDS)
     bias = {str(token): ANSWER_BIAS for token in speakable[::step].tolist()}
-    text = _Text(model) if prompts == "text" else None
+    text = _Text(model) if prompts != "ids" else None
     for request, tokens in zip(trace.requests, source.prompts(trace), strict=True):
+        prompt = tokens if text is None else text(tokens)
         body = {
             "model": name,
-            "prompt": tokens if text is None else text(tokens),
+            **({"messages": [{"role": "user", "content": prompt}]} if prompts == "chat" else {"prompt": prompt}),
             "max_tokens": request.output,
+            "min_tokens": request.output,
             "temperature": 0,
             "ignore_eos": True,
             "logit_bias": bias,

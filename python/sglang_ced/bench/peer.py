@@ -27,7 +27,8 @@ def ftllm(plan: Plan, threads: int, agents: int) -> Iterator[Server]:
 
 
 def run_ftllm(plan: Plan, threads: int, agents: int) -> Run:
-    """One replay on a fresh server: it has no way to empty its cache."""
+    """One replay on a fresh server: it has no way to empty its cache. `plan.prompts` must be chat: it has no
+    /v1/completions."""
     arguments = [FTLLM.requirement, "-t", str(threads)]
     if plan.finished("ftllm", agents, 0, arguments):
         return Run.load(plan.directory("ftllm", agents, 0))

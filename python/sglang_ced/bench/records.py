@@ -82,10 +82,11 @@ def load_runs(directories: Iterable[Path]) -> list[Run]:
     return runs
 
 
-def read_aiperf(directory: Path, trace: Trace) -> list[Record]:
+def read_aiperf(directory: Path, trace: Trace, template: int = 0) -> list[Record]:
     """Records of a replay from what aiperf wrote, in the order of the trace; `replayed` is left open.
 
-    Raises BenchError if a request failed, is missing, or did not have the lengths of the trace.
+    template: tokens that a server may add to a prompt. Raises BenchError if a request failed, is missing, or did not
+    have the lengths of the trace.
     """
     file = directory / "profile_export.jsonl"
     if not file.is_file():
@@ -102,7 +103,7 @@ def read_aiperf(directory: Path, trace: Trace) -> list[Record]:
         raise BenchError(f"{file} has {len(raw)} requests, the trace {len(wanted)}: the run was cut short")
     for key, request in wanted.items():
         got = found[key]
-        if (got.input, got.output) != (request.input, request.output):
+        if not 0 <= got.input - request.input <= template or got.output != request.output:
             raise BenchError(
                 f"session {got.session!r}, turn {got.turn}: {got.input} tokens in and {got.output} out, and not "
                 f"{request.input} and {request.output} as in the trace"

@@ -22,13 +22,15 @@ from sglang_ced.bench.trace import Trace, ideal_hit_rate
 from sglang_ced.cache.replay import Replay, plan_replay
 from sglang_ced.config import CedConfig
 
+TEMPLATE = 32  # tokens that a chat template may add to one message
+
 
 @dataclass(frozen=True)
 class Plan:
     """What is replayed, and where it is kept.
 
     model: directory of the checkpoint that is served, for its tokenizer. seed: of the tokens. out: one directory for
-    everything; runs lie in `out/<configuration>/agents-<n>/repeat-<n>`.
+    everything; runs lie in `out/<configuration>/agents-<n>/repeat-<n>`. threads: of each server, None: its default.
     """
 
     trace: Trace
@@ -37,6 +39,7 @@ class Plan:
     seed: int = 0
     prompts: Prompts = "ids"
     tools: Path = HOME
+    threads: int | None = None
     quiet: bool = False
 
     def directory(self, name: str, agents: int, repeat: int) -> Path:
@@ -53,6 +56,7 @@ class Plan:
             "model": str(self.model),
             "seed": self.seed,
             "prompts": self.prompts,
+            "threads": self.threads,
             "aiperf": AIPERF.requirement,
             "commit": conditions.commit(),
         }
@@ -88,7 +92,8 @@ def replay(
     if agents > len(plan.trace.sessions):
         raise BenchError(f"{agents} agents: the trace has {len(plan.trace.sessions)} sessions, one for each at least")
     directory = plan.directory(name, agents, repeat)
-    for each in (server,) if flush is None else flush:
+    workers = (server,) if flush is None else tuple(flush)
+    for each in workers:
         each.flush()
     payloads = plan.out / "payloads" / f"{plan.trace.digest}-{plan.seed}-{plan.prompts}-{server.model}.jsonl"
     if not payloads.is_file():
@@ -97,7 +102,7 @@ def replay(
     command = aiperf_command(plan, server, payloads, directory / "aiperf", agents)
     _run(command, directory, plan.quiet)
     after = server.metrics()
-    records = read_aiperf(directory / "aiperf", plan.trace)
+    records = read_aiperf(directory / "aiperf", plan.trace, TEMPLATE if plan.prompts == "chat" else 0)
     if mode is not None:
         records = with_replay(records, mode, CedConfig.from_dir(plan.model))
     run = Run(
@@ -106,10 +111,15 @@ def replay(
         repeat=repeat,
         arguments=list(arguments),
         trace=about(plan.trace),
-        conditions={"machine": conditions.machine(), "commit": conditions.commit(), "model": str(plan.model)},
+        conditions={
+            "machine": conditions.machine(),
+            "threads": f"{plan.threads or 'default'} threads",
+            "commit": conditions.commit(),
+            "model": plan.model.name,
+        },
         seconds=max(record.start + record.e2e for record in records),
         counters=grown(before, after),
-        memory=server.memory(),
+        memory=memory(workers or (server,)),
         key=plan.key(name, agents, repeat, arguments),
         records=records,
     )
@@ -122,7 +132,8 @@ def aiperf_command(plan: Plan, server: Server, payloads: Path, artifacts: Path, 
     return [
         str(AIPERF.executable(plan.tools)), "profile",
         "--model", server.model, "--url", server.url,
-        "--endpoint-type", "completions", "--streaming", "--use-server-token-count",
+        "--endpoint-type", "chat" if plan.prompts == "chat" else "completions", "--streaming",
+        "--use-server-token-count",
         "--tokenizer", str(plan.model.absolute()),
         "--input-file", str(payloads.absolute()), "--custom-dataset-type", "mooncake_trace", "--no-fixed-schedule",
         "--concurrency", str(agents), "--num-sessions", str(len(plan.trace.sessions)),
@@ -170,6 +181,13 @@ def with_replay(records: Sequence[Record], mode: Replay, config: CedConfig) -> l
         return record.cached - plan.start
 
     return [replace(record, replayed=replayed(record)) for record in records]
+
+
+def memory(workers: Sequence[Server]) -> dict[str, float]:
+    """Of all servers together: peak memory added up, bytes per token of the first."""
+    each = [server.memory() for server in workers]
+    peaks = [one["peak_rss"] for one in each if "peak_rss" in one]
+    return each[0] | ({"peak_rss": sum(peaks)} if peaks else {})
 
 
 def about(trace: Trace) -> dict[str, Any]:

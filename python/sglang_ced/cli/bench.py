@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sglang_ced.bench.affinity import POLICIES, compare_policies
 from sglang_ced.bench.errors import BenchError
 from sglang_ced.bench.figures import require_matplotlib
 from sglang_ced.bench.mooncake import write_mooncake
-from sglang_ced.bench.payload import PROMPTS
+from sglang_ced.bench.payload import PROMPTS, Prompts
 from sglang_ced.bench.peer import run_ftllm
 from sglang_ced.bench.read import FORMS, read_trace
 from sglang_ced.bench.records import Run, load_runs
@@ -134,7 +135,11 @@ def run(args: argparse.Namespace) -> int:
         for configuration in configurations(args.style):
             print(f"{configuration.name:<24} {' '.join(configuration.arguments)}")
         return 0
-    plan = _plan(args, "text" if args.bench in ("affinity", "peer") else getattr(args, "prompts", "ids"))
+    # A terminated command stops what it started, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    needed: dict[str, Prompts] = {"affinity": "text", "peer": "chat", "ablate": "ids"}
+    prompts: Prompts = args.prompts if args.bench == "serve" else needed[args.bench]
+    plan = _plan(args, prompts)
     AIPERF.executable(plan.tools)
     runs = {"serve": _serve, "ablate": _ablate, "affinity": _affinity, "peer": _peer}[args.bench](args, plan)
     return _report(runs, args)
@@ -155,10 +160,10 @@ def _trace(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace, prompts: str) -> Plan:
+def _plan(args: argparse.Namespace, prompts: Prompts) -> Plan:
     model = args.model or bundled_path("ced-tiny")
     trace = read_trace(args.trace, args.form, args.block, args.model)
-    return Plan(trace, model, args.out, args.token_seed, "text" if prompts == "text" else "ids", args.tools, args.quiet)
+    return Plan(trace, model, args.out, args.token_seed, prompts, args.tools, args.threads, args.quiet)
 
 
 def _report(runs: Iterable[Run], args: argparse.Namespace) -> int:
@@ -184,7 +189,7 @@ def _serve(args: argparse.Namespace, plan: Plan) -> Iterable[Run]:
     if all(plan.finished(args.name, n, repeat, arguments) for n, repeat in wanted):
         yield from (Run.load(plan.directory(args.name, n, repeat)) for n, repeat in wanted)
         return
-    with started(plan.model, arguments, plan.out / args.name / "server.log", args.threads) as server:
+    with started(plan.model, arguments, plan.out / args.name / "server.log", plan.threads) as server:
         yield from _serve_on(args, plan, server, arguments)
 
 
@@ -212,7 +217,6 @@ def _ablate(args: argparse.Namespace, plan: Plan) -> Iterable[Run]:
         args.slow_concurrency or args.concurrency,
         args.slow_repeats or args.repeats,
         tuple(shlex.split(args.server_args)),
-        args.threads,
     ).runs()
 
 
