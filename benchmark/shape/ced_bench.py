@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,25 +46,29 @@ def raw_config(quick: bool = False) -> dict[str, Any]:
     return raw
 
 
-def checkpoint_dir(quick: bool = False, seed: int = SEED) -> Path:
+def checkpoint_dir(quick: bool = False, seed: int = SEED, changes: Mapping[str, Any] | None = None) -> Path:
     """The finished directory of this config and seed; written first if there is none (a minute at most).
+
+    changes: fields of the text config that are to be others.
 
     Its name has a digest of both, and a directory gets its name when it is complete: what an interrupted write has
     left is removed here, once its process is gone.
     """
     raw = raw_config(quick)
+    raw["text_config"] |= changes or {}
     digest = hashlib.sha256(json.dumps([WRITER, seed, raw], sort_keys=True).encode()).hexdigest()[:12]
     path = CACHE / f"{'ced-bench-quick' if quick else 'ced-bench'}-{digest}"
     if path.is_dir():
         return path
-    _remove_interrupted()
+    remove_interrupted()
     write_random_checkpoint(
         path, raw, seed, fp4_codes=True, shard_bytes=SHARD_BYTES, tokenizer_from=bundled_path("ced-toy")
     )
     return path
 
 
-def _remove_interrupted() -> None:
+def remove_interrupted() -> None:
+    """Remove what writes that did not end have left in CACHE."""
     for left in CACHE.glob(".*.partial"):
         process = re.search(r"\.(\d+)\.partial$", left.name)
         if process and not _runs(int(process[1])):

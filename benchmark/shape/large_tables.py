@@ -57,13 +57,16 @@ def _table_names(layer: int) -> tuple[str, str]:
     return name, scale_name(name)
 
 
+def table_fields(raw: dict[str, Any], table_vocab: int, **fields: int) -> dict[str, Any]:
+    """Text fields that give a config tables of `table_vocab`, and other `fields`; their rows are as the hash needs."""
+    fields = {"engram_vocab_size": table_vocab, **fields}
+    hashes = dataclasses.replace(CedConfig.from_dict(raw), **fields).engram_hashes
+    return fields | {"engram_num_embeddings": [each.num_rows for each in hashes.values()]}
+
+
 def _config(source: Path, table_vocab: int) -> dict[str, Any]:
-    """The source's config.json with larger tables; the numbers of rows are those that the hash gives."""
     raw: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    text = raw.get("text_config", raw)
-    text["engram_vocab_size"] = table_vocab
-    hashes = dataclasses.replace(CedConfig.from_dir(source), engram_vocab_size=table_vocab).engram_hashes
-    text["engram_num_embeddings"] = [hashes[layer].num_rows for layer in text["engram_layer_ids"]]
+    raw.get("text_config", raw).update(table_fields(raw, table_vocab))
     return raw
 
 

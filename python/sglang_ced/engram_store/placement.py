@@ -20,7 +20,7 @@ from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.engram_store import host
 from sglang_ced.engram_store.file_table import FileTable, OpenFile
 from sglang_ced.engram_store.ram_table import RamTable
-from sglang_ced.engram_store.row_cache import MIN_ROWS, RowCache
+from sglang_ced.engram_store.row_cache import MIN_ROWS, RowCache, places
 from sglang_ced.engram_store.shared_memory import HUGE_PAGE, SharedBytes, is_held, share
 from sglang_ced.engram_store.table import Table, TableError
 
@@ -94,7 +94,7 @@ def plan(checkpoint: Checkpoint, options: StoreOptions) -> Plan:
     needed = 0 if is_held(key, size) else size
     chosen = choose(options.placement, needed, host.free_bytes())
     if chosen == "mmap":
-        _caches(stored, options.cache_mib)
+        _cache_budget(stored, options.cache_mib)
         needed = options.cache_mib << 20
     return Plan(chosen, needed, key, stored, files)
 
@@ -107,27 +107,31 @@ def open_tables(checkpoint: Checkpoint, options: StoreOptions) -> tuple[str, dic
     made = plan(checkpoint, options)
     stored, files = made.stored, made.files
     if made.chosen == "mmap":
-        caches = _caches(stored, options.cache_mib)
-        return "mmap", {layer: FileTable(*parts, files, caches[layer]) for layer, parts in stored.items()}, 0.0
+        budget, in_files = _cache_budget(stored, options.cache_mib), dict[int, Table]()
+        for layer, (codes, scales) in stored.items():
+            cache = RowCache(budget, (codes.width, scales.width)) if budget else None
+            in_files[layer] = FileTable(codes, scales, files, cache)
+        return "mmap", in_files, 0.0
     parts = [part for both in stored.values() for part in both]
     copy = share(made.key, table_bytes(stored), lambda to: _fill(to, parts, files))
     views = iter(_views(copy.bytes, parts))
     return "ram", {layer: RamTable(next(views), next(views)) for layer in stored}, _report(copy)
 
 
-def _caches(stored: Mapping[int, Parts], cache_mib: int) -> dict[int, RowCache | None]:
-    if not cache_mib:
-        return dict.fromkeys(stored)
+def _cache_budget(stored: Mapping[int, Parts], cache_mib: int) -> int:
+    """Bytes of each table's row cache. Raises TableError where that is too small to be one."""
     budget = (cache_mib << 20) // len(stored)
-    widths = {layer: (codes.width, scales.width) for layer, (codes, scales) in stored.items()}
+    rows = [(codes.width, scales.width) for codes, scales in stored.values()]
     try:
-        return {layer: RowCache(budget, each) for layer, each in widths.items()}
+        for widths in rows if budget else ():
+            places(budget, widths)
     except ValueError as error:
-        least = math.ceil(max(sum(each) + 8 for each in widths.values()) * MIN_ROWS * len(stored) / 2**20)
+        least = math.ceil(max(sum(widths) + 8 for widths in rows) * MIN_ROWS * len(stored) / 2**20)
         raise TableError(
             f"engram-cache-mib {cache_mib}: too small for {len(stored)} tables: {error}; give at least {least}, or 0 "
             "for no cache"
         ) from error
+    return budget
 
 
 # -- the copy in memory -----------------------------------------------------------------------------------------------

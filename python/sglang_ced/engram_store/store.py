@@ -22,9 +22,6 @@ from sglang_ced.kernels import engram
 
 logger = logging.getLogger(__name__)
 
-# A look-up in memory of fewer rows than this is over sooner than a thread is woken for it.
-FEW_ROWS = 512
-
 Job: TypeAlias = Callable[[], None]
 
 
@@ -32,9 +29,9 @@ Job: TypeAlias = Callable[[], None]
 class EngramStats:
     """Counters since the start.
 
-    rows: rows that steps looked up, bytes: their size as bfloat16. wait_seconds: time that forwards stood still for
-    them. ahead_rows: rows fetched before the step that wants them. cache_hits: rows, of both, found in the row cache;
-    file_rows, file_bytes: rows read from the checkpoint's files. failures: steps that ended for want of rows.
+    rows: rows that steps looked up, bytes: their size as bfloat16. wait_seconds: time that forwards spent on asking and
+    waiting for them. ahead_rows: rows fetched before the step that wants them. cache_hits: rows, of both, found in the
+    row cache; file_rows, file_bytes: read from the checkpoint's files. failures: steps that ended for want of rows.
     """
 
     rows: int = 0
@@ -94,14 +91,14 @@ class EngramStore:
 
     def start(self, wanted: Mapping[int, Tensor]) -> dict[int, Fetch]:
         """Layer -> rows int64 [T, R], in the order in which layers run -> a fetch for each."""
-        fetches = {}
+        start, fetches = time.perf_counter(), {}
         for layer, rows in wanted.items():
             rows = rows.cpu()
-            threaded = self.prefetch and (self.placement == "mmap" or rows.numel() >= FEW_ROWS)
-            fetches[layer] = fetch = Fetch(self, self._maker(self.tables[layer], rows, threaded), threaded)
+            fetches[layer] = fetch = Fetch(self, self._maker(self.tables[layer], rows), self.prefetch)
             self.stats.rows += rows.numel()
-            if threaded:
+            if self.prefetch:
                 self._submit(fetch.run)
+        self.stats.wait_seconds += time.perf_counter() - start
         return fetches
 
     @property
@@ -132,9 +129,9 @@ class EngramStore:
         codes, scales, index = (each.to(self._device) for each in found)
         return engram.look_up(codes, scales, index)
 
-    def _maker(self, table: Table, rows: Tensor, threaded: bool) -> Callable[[], tuple[Tensor, ...]]:
+    def _maker(self, table: Table, rows: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         if self._device.type == "cpu":
-            return lambda: (table.values(rows, serial=threaded),)
+            return lambda: (table.values(rows, serial=self.prefetch),)
         # To another device rows go as they are stored: half the bytes, and dequantised there.
         return lambda: (*table.stored(rows.flatten()), torch.arange(rows.numel()).view(rows.shape))
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from sglang_ced.checkpoint.names import CheckpointError
 from sglang_ced.checkpoint.reader import Checkpoint
-from sglang_ced.engram_store import host, placement
+from sglang_ced.engram_store import host, row_cache
 from sglang_ced.engram_store.placement import choose
-from sglang_ced.engram_store.store import FEW_ROWS, EngramStore
+from sglang_ced.engram_store.store import EngramStore
 from sglang_ced.engram_store.table import TableError
 from sglang_ced.kernels import engram, registry
 
@@ -74,14 +74,14 @@ def test_every_placement_gives_the_rows_of_the_file(
         assert (stats.file_rows, stats.ahead_rows) == (0, 0)
 
 
-def test_steps_of_many_rows_go_through_the_thread(
-    checkpoint: Checkpoint, make_store: MakeStore, wanted: Wanted
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_a_thread_fetches_where_rows_are_prefetched(
+    checkpoint: Checkpoint, make_store: MakeStore, wanted: Wanted, prefetch: bool
 ) -> None:
-    many = {layer: rows.repeat(20, 1) for layer, rows in wanted(3).items()}
-    assert all(rows.numel() >= FEW_ROWS for rows in many.values())
-    store = make_store("ram")
-    assert_same(fetched(store, many), plain(checkpoint, many))
-    assert any(thread.name == "engram" for thread in threading.enumerate())
+    before = set(threading.enumerate())
+    store = make_store("ram", prefetch)
+    assert_same(fetched(store, wanted(3)), plain(checkpoint, wanted(3)))
+    assert len(set(threading.enumerate()) - before) == prefetch
 
 
 def test_the_thread_ends_with_its_store(make_store: MakeStore, wanted: Wanted) -> None:
@@ -195,8 +195,7 @@ def test_auto_joins_a_copy_that_is_there(make_store: MakeStore, monkeypatch: pyt
 def test_a_cache_too_small_for_its_tables_is_refused_by_name(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "MIN_ROWS", 1 << 20)
-    monkeypatch.setattr("sglang_ced.engram_store.row_cache.MIN_ROWS", 1 << 20)
+    monkeypatch.setattr(row_cache, "MIN_ROWS", 1 << 20)
     with pytest.raises(TableError, match=r"engram-cache-mib 1: too small for 2 tables: .*; give at least \d+, or 0"):
         make_store("mmap", cache_mib=1)
 
