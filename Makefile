@@ -136,9 +136,22 @@ bench-profile: setup  ## Where a decode step and a prefill spend their time (QUI
 bench-peers: setup  ## Two other CPU engines beside ours; builds them the first time, 10 minutes (QUICK=1: small).
 	@$(BIN)/python -m benchmark.peers.run $(ARGS)
 
+$(STAMP)/bench: $(STAMP)/package
+	$(call say,Installing matplotlib)
+	@$(PIP) install --quiet --editable '.[serve,test,bench]'
+	@touch $@
+
+.PHONY: bench-agents
+bench-agents: setup $(STAMP)/bench  ## Agent traffic: what each change is worth, how many agents, affinity, a peer (QUICK=1: small).
+	@$(BIN)/python -m benchmark.agents.run $(ARGS)
+
 .PHONY: bench-replay
 bench-replay: setup  ## Measure bounded replay against exact (QUICK=1: under a minute).
 	@$(BIN)/python -m benchmark.serving.replay $(ARGS)
+
+.PHONY: bench-engram
+bench-engram: setup  ## Engram look-ups by placement, and decode with large tables (QUICK=1: under a minute).
+	@$(BIN)/python -m benchmark.engram.run $(ARGS)
 
 # -- accuracy ---------------------------------------------------------------------------------------------------------
 
