@@ -29,6 +29,7 @@ FEATURES = (
     Feature("fast_kernels", ("--ced-kernels", "reference"), ("--ced-kernels", "auto"), slow=True),
     Feature("bounded_replay", ("--no-swa-bounded-replay",), ("--swa-bounded-replay",)),
     Feature("packed_kv", ("--ced-kv-format", "bfloat16"), ("--ced-kv-format", "published")),
+    Feature("engram_prefetch", ("--no-ced-engram-prefetch",), ("--ced-engram-prefetch",)),
 )
 STYLES = ("ladder", "add", "remove")
 
