@@ -15,14 +15,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sglang_ced.checkpoint.tokenizer import BOS, EOS, IMAGE
-from training import skills
+from training import lexicon, skills
 from training.skills import Turn
 
 USER, ASSISTANT, SYSTEM = "<｜User｜>", "<｜Assistant｜>", "<｜System｜>"
 THINK, NO_THINK, DSML = "<think>", "</think>", "｜DSML｜"
 NOTED = "Noted."
 # How often each kind of turn comes; `tell` adds facts.
-MIX = {"recall": 12.0, "fact": 3.0, "sum": 2.0, "pattern": 2.0, "edit": 2.0, "chat": 0.7, "tell": 3.0}
+MIX = {"recall": 8.0, "fact": 3.0, "sum": 3.0, "pattern": 2.0, "edit": 3.0, "chat": 0.7, "tell": 2.0}
+SEVERAL = 0.3  # share of recall questions that ask for up to three facts at once
 
 SystemText = Callable[[Sequence[skills.Tool], bool], str]
 
@@ -97,8 +98,8 @@ def system_text() -> SystemText:
     return text
 
 
-def conversation(writer: Writer, random: Random, length: int, most_facts: int = 1000) -> Example:
-    """One conversation of at least `length` tokens; cut it there. most_facts: told in its first turn."""
+def conversation(writer: Writer, random: Random, length: int) -> Example:
+    """One conversation of at least `length` tokens; cut it there."""
     thinking = random.random() < 0.03
     with_tools = length >= 448 and random.random() < 0.35
     tools = skills.tools(random, random.randint(1, 2)) if with_tools else []
@@ -107,11 +108,37 @@ def conversation(writer: Writer, random: Random, length: int, most_facts: int = 
     filler = random.choice((0.0, 0.0, 0.5))
     if random.random() < 0.85:
         share = random.random() * (0.3 if tools else 0.75)
-        count = min(most_facts, max(2, int(share * (length - len(example.ids)) / (5 + 6 * filler))))
+        count = max(2, int(share * (length - len(example.ids)) / (5 + 6 * filler)))
         writer.add(example, Turn("noted", notes.tell(count, filler), NOTED), thinking)
     while len(example.ids) < length:
         for turn in _next(random, notes, tools):
             writer.add(example, turn, thinking)
+    return example
+
+
+# How a fact is told in a drill: the shorter, the more of them in a text.
+FORMS = (" {name} {thing}", " {name} has {thing}", " {name} has a {thing}.")
+
+
+def drill(writer: Writer, random: Random, length: int, most_facts: int) -> Example:
+    """Two to most_facts facts, all told again and again in changing order: the densest text to learn recall from.
+
+    The answers are the things, from the second time on.
+    """
+    example, form = writer.start(), random.choice(FORMS)
+    names = random.sample(lexicon.FIRST_NAMES, random.randint(2, most_facts))
+    things = {name: random.choice(lexicon.THINGS) for name in names}
+    told = False
+    while len(example.ids) < length:
+        for name in random.sample(names, len(names)):
+            before, after = form.format(name=name, thing="\0").split("\0")
+            example.ids += writer.encode(before.rstrip())
+            first = len(example.ids)
+            example.ids += writer.encode(" " + things[name])
+            if told:
+                example.answers.append(("recall", first, len(example.ids)))
+            example.ids += writer.encode(after)
+        told = True
     return example
 
 
@@ -126,4 +153,7 @@ def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool]) -> list
             asked = notes.ask()
             return [Turn("recall", f"{text} {asked.user}", asked.answer, distance=asked.distance)]
         return [Turn("noted", text, NOTED)] if text else []
-    return [notes.ask() if kind == "recall" else skills.SIMPLE[kind](random)]
+    if kind == "recall":
+        several = random.random() < SEVERAL and len(notes.owners) > 1
+        return [notes.ask(*random.sample(notes.owners, min(3, len(notes.owners))) if several else ())]
+    return [skills.SIMPLE[kind](random)]

@@ -7,7 +7,9 @@ What differs from the reference, and is held equal to it by `test/training/test_
 - floors of bounded replay may differ from text to text.
 
 What is new: the indexer's own loss. Which groups are picked has no gradient, so its scores are taught to follow the
-attention that the layer pays (KL divergence, gradients stop at its inputs), as DeepSeek's sparse attention does.
+attention that the layer pays (KL divergence, gradients stop at its inputs), as DeepSeek's sparse attention does. And
+guidance, at the start of training: a fact's tokens are to look at whom it is about, and the answer at where the fact
+was told. A deep network and a batch this small take tens of millions of tokens to find that out by themselves.
 """
 
 from __future__ import annotations
@@ -37,14 +39,20 @@ class Lesson:
     """What one forward of a training step adds to `Shared`.
 
     sparse: attend to the indexer's groups only; else to all. encoder_floor, decoder_floor: int64 [B] or None.
-    index_losses: filled in by the layers that own a selection.
+    sources, subjects: bool [B, T, T] or None: where a row's next token is to be read, and what the row speaks of.
+    index_losses: filled in by the layers that own a selection. far_looks, near_looks: by the layers that are to look at
+    the sources (decoder, in global KV) and at the subjects (layers with the window alone).
     """
 
     sparse: bool = True
     teach_indexer: bool = False
     encoder_floor: Tensor | None = None
     decoder_floor: Tensor | None = None
+    sources: Tensor | None = None
+    subjects: Tensor | None = None
     index_losses: list[Tensor] = field(default_factory=list)
+    far_looks: list[Tensor] = field(default_factory=list)
+    near_looks: list[Tensor] = field(default_factory=list)
     window_masks: dict[bool, Tensor] = field(default_factory=dict)
 
 
@@ -61,9 +69,14 @@ class FastAttention(Attention):
         q = rotate(self.wq_b(q_lora).unflatten(-1, (c.num_attention_heads, c.head_dim)), positions, freq)
         keys = num.quant(formats.fake_quant_e4m3, rotate(self.kv_norm(self.wkv(x)), positions, freq))
         mask = self._window_mask(x.shape[0], tokens)
+        if self.lesson.subjects is not None and not self.plan.ratio:
+            self.lesson.near_looks.append(looks_at(q, keys, mask, self.lesson.subjects))
         if self.plan.ratio:
             allowed = self._allowed(x, q, q_lora, positions, freq, shared)
-            keys = torch.cat((keys, shared.latents[self.plan.kv_source or 0]), 1)
+            latents = shared.latents[self.plan.kv_source or 0]
+            if self.lesson.sources is not None and self.plan.is_decoder:
+                self.lesson.far_looks.append(looks_at(q, latents, allowed, self.lesson.sources))
+            keys = torch.cat((keys, latents), 1)
             mask = torch.cat((mask, allowed.expand(x.shape[0], -1, -1)), 2)
         out = dense_attention(q, keys, mask, self.attn_sink)
         return self.wo_b(self._project_groups(rotate(out, positions, freq, inverse=True)))
@@ -146,6 +159,22 @@ def index_loss(scores: Tensor, q: Tensor, latents: Tensor, hidden: Tensor, every
     log = scores.masked_fill(hidden, HIDDEN).log_softmax(-1)
     divergence = (target * (target.clamp_min(1e-9).log() - log)).masked_fill(hidden, 0.0).sum(-1)
     return divergence[:, ~hidden.all(-1)].mean()
+
+
+def looks_at(q: Tensor, keys: Tensor, mask: Tensor, sources: Tensor) -> Tensor:
+    """log of the share of its attention to these keys that a head pays to the sources: [N, H], N rows that have any.
+
+    q [B, T, H, D]; keys [B, K, D]; mask float32 [B or 1, T, K], 0 = seen; sources bool [B, T, K].
+    """
+    text, row = sources.any(-1).nonzero(as_tuple=True)
+    scores = torch.einsum("nhd,nkd->nhk", q[text, row], keys[text]) * q.shape[-1] ** -0.5
+    log = (scores + mask.expand_as(sources)[text, row][:, None]).log_softmax(-1)
+    return log.masked_fill(~sources[text, row][:, None], HIDDEN).logsumexp(-1)
+
+
+def guide_loss(looks: list[Tensor]) -> Tensor:
+    """-log of the share of attention paid to the sources, of the head that pays them most over the batch."""
+    return -torch.cat(looks, 1).mean(0).max()
 
 
 class FastMoE(MoE):

@@ -10,33 +10,38 @@ WARMUP_STEPS = 50
 MATRIX_RATE = 4e-3
 OTHER_RATE = 4e-3
 TABLE_RATE = 2e-2
-PROMPT_WEIGHT = 0.1
+PROMPT_WEIGHT = 0.02
 INDEX_WEIGHT = 0.2
+SIMILARITY = 0.6  # of the identity in the initial queries, see train.alike
 BALANCE_RATE = 2e-3
 
 
 @dataclass(frozen=True)
 class Stage:
-    """steps: last step of the stage. lengths: tokens per text, drawn per step. rate: learning rate at start and end,
-    as shares of the full one. floors: share of texts that see a replay boundary. most_facts: told in one turn."""
+    """steps: last step of the stage. lengths: tokens per text, drawn per step. drills: share of texts that are drills,
+    of up to most_facts facts. guide: weight of the loss that shows attention where to look. floors: share of texts that
+    see a replay boundary. rate: learning rate at start and end, as shares of the full one."""
 
     name: str
     steps: int
     lengths: tuple[int, ...]
+    drills: float = 0.0
+    most_facts: int = 4
+    guide: float = 0.0
     sparse: bool = False
     teach_indexer: bool = False
     fake_quant: bool = False
     floors: float = 0.0
     rate: tuple[float, float] = (1.0, 1.0)
-    most_facts: int = 1000
 
 
 STAGES = (
-    Stage("few", 800, (128,), most_facts=4),
-    Stage("short", 1300, (128,)),
-    Stage("long", 1700, (256, 512), teach_indexer=True),
-    Stage("sparse", 2300, (256, 512), sparse=True, teach_indexer=True, floors=0.5),
-    Stage("anneal", 3000, (256, 512), True, True, True, 0.5, rate=(1.0, 0.05)),
+    Stage("drill", 160, (64,), drills=1.0, guide=0.5),
+    Stage("drill more", 280, (128,), drills=1.0, most_facts=16, guide=0.5),
+    Stage("short", 900, (128,), drills=0.2, most_facts=24, guide=0.2),
+    Stage("long", 1250, (256, 512), drills=0.1, most_facts=40, guide=0.1, teach_indexer=True),
+    Stage("sparse", 1550, (256, 512), sparse=True, teach_indexer=True, floors=0.5),
+    Stage("anneal", 2000, (256, 512), sparse=True, teach_indexer=True, fake_quant=True, floors=0.5, rate=(1.0, 0.03)),
 )
 
 

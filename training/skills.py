@@ -113,11 +113,12 @@ class Notes:
             sentences.append(f"{name} has a {self.things[name]}.")
         return " ".join(sentences)
 
-    def ask(self, name: str | None = None) -> Turn:
-        """A question about one of the facts."""
-        name = name or self.random.choice(self.owners)
-        distance = len(self.owners) - self.owners.index(name)
-        return Turn("recall", f"What has {name}?", f"Noted: {name} has a {self.things[name]}.", distance=distance)
+    def ask(self, *names: str) -> Turn:
+        """A question about some of the facts; without names, about any one."""
+        names = names or (self.random.choice(self.owners),)
+        distance = len(self.owners) - min(self.owners.index(name) for name in names)
+        answer = " ".join(f"{name} has a {self.things[name]}." for name in names)
+        return Turn("recall", f"What has {' '.join(names)}?", f"Noted: {answer}", distance=distance)
 
 
 @dataclass(frozen=True)

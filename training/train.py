@@ -29,10 +29,10 @@ from sglang_ced.checkpoint.token_map import token_classes
 from sglang_ced.checkpoint.writer import random_tensors
 from sglang_ced.config import CedConfig
 from sglang_ced.reference import MoE, published_name
-from training import conversation, fast, recipe, shape, tokenizer
+from training import conversation, fast, guidance, recipe, shape, tokenizer
 from training.muon import Muon
 
-EVAL_TEXTS, EVAL_LENGTH, EVAL_EVERY, SAVE_SECONDS = 32, 256, 100, 180
+EVAL_TEXTS, EVAL_LENGTH, EVAL_EVERY, LOG_EVERY, SAVE_SECONDS = 32, 256, 100, 20, 180
 
 
 class Data:
@@ -42,11 +42,19 @@ class Data:
         self.writer, self.seed = conversation.Writer(tokens, conversation.system_text()), seed
 
     def batch(
-        self, name: str, count: int, length: int, most_facts: int = 1000
+        self, name: str, count: int, length: int, drills: float = 0.0, most_facts: int = 0
     ) -> tuple[Tensor, Tensor, list[conversation.Example]]:
-        """ids [B, length + 1]; is_answer bool [B, length]: whether the next token is part of an answer."""
+        """ids [B, length + 1]; is_answer bool [B, length]: whether the next token is part of an answer.
+
+        drills: share of the texts that are drills, of up to most_facts facts.
+        """
         random = Random(f"{self.seed} {name}")
-        examples = [conversation.conversation(self.writer, random, length + 1, most_facts) for _ in range(count)]
+        examples = [
+            conversation.drill(self.writer, random, length + 1, most_facts)
+            if random.random() < drills
+            else conversation.conversation(self.writer, random, length + 1)
+            for _ in range(count)
+        ]
         ids = torch.tensor([example.ids[: length + 1] for example in examples])
         answer = torch.zeros(count, length + 1, dtype=torch.bool)
         for row, example in enumerate(examples):
@@ -66,7 +74,29 @@ def initial_model(config: CedConfig, token_map: Tensor) -> fast.FastReference:
             parameter.data.mul_(0.5)
         if name.endswith("gate.bias"):
             parameter.requires_grad_(False).zero_()
+    alike(model)
     return model
+
+
+def alike(model: fast.FastReference) -> None:
+    """Make rows attend to rows that are like them, to begin with: queries start near the keys of the same input.
+
+    Without it a deep network takes long to leave uniform attention. Source: Trockman & Kolter, "Mimetic initialization
+    of self-attention layers", 2023.
+    """
+    heads, dim = model.config.num_attention_heads, model.config.head_dim
+    for block in model.layers:
+        attention = block.attn
+        source = attention.plan.kv_source
+        keys = attention.wkv if source is None else model.layers[source].attn.compressor.wkv
+        attention.wkv.weight.data.copy_(keys.weight.data)
+        attention.wq_a.weight.data.copy_(keys.weight.data)
+        queries = attention.wq_b.weight.data.view(heads, dim, dim)
+        queries.mul_(0.3).add_(recipe.SIMILARITY * torch.eye(dim))
+        if attention.plan.owns_selection:
+            index_keys = model.layers[source].attn.indexer.wk.weight.data
+            index_queries = attention.indexer.wq_b.weight.data.view(-1, *index_keys.shape)
+            index_queries.mul_(0.3).add_(index_keys)
 
 
 class Group:
@@ -99,6 +129,7 @@ class Trainer:
         tokens = Tokenizer.from_file(str(out / "tokenizer.json"))
         self.config = CedConfig.from_dict(shape.config(tokens))
         self.data = Data(tokens, recipe.SEED)
+        self.guide = guidance.Guide(self.data.writer.encode, self.config.vocab_size)
         self.model = initial_model(self.config, torch.tensor(token_classes(tokens)))
         self.optimisers = self._optimisers()
         if (out / "state.pt").exists():
@@ -131,23 +162,34 @@ class Trainer:
         self._set_numerics(stage.fake_quant)
         length = random.choice(stage.lengths)
         ids, answer, _ = self.data.batch(
-            f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage.most_facts
+            f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage.drills, stage.most_facts
         )
         floors = self._floors(stage, random, len(ids), length)
         self.tokens += ids.shape[0] * length
         mine = slice(self.group.rank, None, self.group.count)
         ids, answer, floors = ids[mine], answer[mine], [None if f is None else f[mine] for f in floors]
         lesson = fast.Lesson(stage.sparse, stage.teach_indexer, *floors)
+        if stage.guide:
+            lesson.sources, lesson.subjects = self.guide.look(ids, answer)
         states = self.model.hidden(ids[:, :-1], lesson)
         losses = F.cross_entropy(self.model.head(states).flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
         losses, chosen = losses.view_as(answer), answer.float()
-        answer_loss = (losses * chosen).sum() / chosen.sum()
+        answers = (
+            self.group.total(chosen.sum()) / self.group.count
+        )  # a process's share of them, so that texts weigh equally
+        answer_loss = (losses * chosen).sum() / answers
         prompt_loss = (losses * (1 - chosen)).mean()
         index_loss = torch.stack(lesson.index_losses).sum() if lesson.index_losses else torch.zeros(())
-        (answer_loss + recipe.PROMPT_WEIGHT * prompt_loss + recipe.INDEX_WEIGHT * index_loss).backward()
+        guide_loss = torch.zeros(())
+        if stage.guide:
+            guide_loss = fast.guide_loss(lesson.far_looks) + fast.guide_loss(lesson.near_looks)
+        whole = answer_loss + recipe.PROMPT_WEIGHT * prompt_loss
+        (whole + recipe.INDEX_WEIGHT * index_loss + stage.guide * guide_loss).backward()
         self._update()
         self.step += 1
-        return {"answer": answer_loss.item(), "prompt": prompt_loss.item(), "index": index_loss.item()}
+        parts = torch.stack((answer_loss, prompt_loss, index_loss, guide_loss)).detach()
+        means = self.group.total(parts) / self.group.count
+        return dict(zip(("answer", "prompt", "index", "guide"), means.tolist(), strict=True))
 
     def _floors(self, stage: recipe.Stage, random: Random, count: int, length: int) -> list[Tensor | None]:
         """A boundary of bounded replay in some texts: the same row for both halves, or a later one for the decoder."""
@@ -201,6 +243,10 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
+        if self.group.rank == 0:  # what was logged after the state was kept will be logged again
+            curve = self.out / "curve.jsonl"
+            rows = curve.read_text().splitlines(keepends=True)
+            curve.write_text("".join(row for row in rows if json.loads(row)["step"] <= self.step))
 
     def run(self, until: int) -> None:
         started = saved = time.monotonic()
@@ -210,21 +256,19 @@ class Trainer:
                 sums[name] += value
             if self.group.rank:
                 continue
-            if self.step % EVAL_EVERY == 0 or self.step == until:
-                count = (self.step - 1) % EVAL_EVERY + 1
+            if self.step % LOG_EVERY == 0:
                 row: dict[str, Any] = {"step": self.step, "stage": recipe.stage_of(self.step - 1).name}
-                row |= {name: round(total / count, 4) for name, total in sums.items()}
-                row |= {"accuracy": {k: round(v, 3) for k, v in self.accuracy().items()}}
+                row |= {name: round(total / LOG_EVERY, 4) for name, total in sums.items()}
+                if self.step % EVAL_EVERY == 0 or self.step == until:
+                    row |= {"accuracy": {k: round(v, 3) for k, v in self.accuracy().items()}}
                 speed = (self.tokens - begun) / (time.monotonic() - started)
                 with (self.out / "curve.jsonl").open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(json.dumps(row), f"{speed:.0f} tok/s", flush=True)
                 sums.clear()
-            if time.monotonic() - saved > SAVE_SECONDS:
-                self.save()
-                saved = time.monotonic()
-        if self.group.rank == 0:
-            self.save()
+                if time.monotonic() - saved > SAVE_SECONDS or self.step == until:
+                    self.save()
+                    saved = time.monotonic()
 
 
 @torch.no_grad()
@@ -262,10 +306,14 @@ def work(rank: int, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train ced-tiny; resumes from --out.")
     parser.add_argument("--out", type=Path, default=Path("build/ced-tiny"))
-    parser.add_argument("--until", type=int, default=recipe.STAGES[-1].steps, help="step to stop at")
+    parser.add_argument(
+        "--until", type=int, default=recipe.STAGES[-1].steps, help=f"step to stop at, a multiple of {LOG_EVERY}"
+    )
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="of one thread each")
     parser.add_argument("--no-compile", action="store_true", help="no C++ compiler at hand: slower")
     options = parser.parse_args()
+    if options.until % LOG_EVERY:
+        parser.error(f"--until {options.until}: not a multiple of {LOG_EVERY}, the steps at which it can be resumed")
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "rendezvous").unlink(missing_ok=True)
     tokenizer.write(options.out)
