@@ -29,6 +29,7 @@ from sglang_ced.cli.main import COMMANDS
 from sglang_ced.cli.models import bundled_path
 from sglang_ced.config import CedConfig
 from sglang_ced.kernels import registry
+from sglang_ced.plugin import engram
 from sglang_ced.plugin import metrics as metrics_module
 from sglang_ced.plugin.defaults import DEFAULTS
 from sglang_ced.plugin.flags import Options
@@ -176,6 +177,7 @@ def commands() -> Iterator[Row]:
 def metrics() -> Iterator[Row]:
     yield "metric", "kind", "meaning"
     metrics_module._Exporters.make({"model_name": ""})
+    engram.Exporters.make({"model_name": ""}, 0.0, False)
     for metric in REGISTRY.collect():
         if metric.name.startswith(metrics_module.PREFIX):
             yield f"`{metric.name.removeprefix(metrics_module.PREFIX)}`", metric.type, metric.documentation
