@@ -192,6 +192,10 @@ test-ablations: setup  ## Accuracy by skill without global KV, indexer, Engram o
 train: setup  ## Train ced-tiny into build/ced-tiny; goes on where it stopped.
 	@$(BIN)/python -m training.train $(ARGS)
 
+.PHONY: train-check
+train-check: setup  ## Train the first 60 steps anew: do they give the losses that are kept in training/curve.jsonl?
+	@$(BIN)/python -m training.reproduce $(ARGS)
+
 # -- docs and cleaning ------------------------------------------------------------------------------------------------
 
 $(STAMP)/docs: $(STAMP)/package

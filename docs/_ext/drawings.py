@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from html import escape
 
+from curve_drawing import training_curve
 from docutils import nodes
 from replay_drawing import replay_rows
 from sphinx.application import Sphinx
@@ -288,7 +289,7 @@ def _floor_colour(name: str) -> str:
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     each.__name__.replace("_", "-"): each
-    for each in (model, kv_records, kv_nibbles, kv_token, kv_page, house, replay_rows)
+    for each in (model, kv_records, kv_nibbles, kv_token, kv_page, house, replay_rows, training_curve)
 }
 
 

@@ -30,6 +30,10 @@ class Svg:
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str = "line") -> None:
         self._parts.append(f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
 
+    def path(self, points: list[tuple[float, float]], kind: str) -> None:
+        """Straight lines from point to point."""
+        self._parts.append(f'<path class="{kind}" d="M{" L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>')
+
     def arrow(self, x1: float, y1: float, x2: float, y2: float) -> None:
         """A straight arrow, along one of the axes."""
         self.line(x1, y1, x2, y2, "arrow")
