@@ -52,7 +52,9 @@ def test_answers_are_those_of_the_offline_engine_and_rows_are_counted(server: Se
     per_token = config.engram_rows_per_token * len(config.engram_layer_ids)
     assert added["engram_rows_total"] >= 207 * per_token
     assert added["engram_ahead_rows_total"] >= (200 - 64 + 7) * per_token, "next chunks and sampled tokens"
-    assert added["engram_file_rows_total"] == added["engram_rows_total"] + added["engram_ahead_rows_total"]
+    assert added["engram_ahead_used_rows_total"] >= (200 - 64 + 6) * per_token
+    fetched = added["engram_rows_total"] + added["engram_ahead_rows_total"] - added["engram_ahead_used_rows_total"]
+    assert added["engram_file_rows_total"] == fetched
     assert added["engram_wait_seconds_count"] == added["forwards_total"]
     assert after["engram_failures_total"] == after["engram_in_memory"] == 0
     assert "Prefill engram, #row: " in server.output()

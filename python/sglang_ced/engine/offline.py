@@ -192,7 +192,11 @@ class OfflineEngine:
         """Note a token of each request, which the next step will run."""
         for request, token in sampled:
             request.tokens.append(token)
-        history = self._history([(r, len(r.tokens) - 1, len(r.tokens)) for r, _ in sampled])
+        self._expect([request for request, _ in sampled])
+
+    def _expect(self, requests: Sequence[Request]) -> None:
+        """The next step will run the last token of each."""
+        history = self._history([(request, len(request.tokens) - 1, len(request.tokens)) for request in requests])
         if history is not None:
             self.model.engram_rows.ahead(history)
 
@@ -249,8 +253,10 @@ class OfflineEngine:
                     continue
                 if len(out[index]) < max_new_tokens:
                     out[index].append(int(logits[-1].argmax()))
-                    self.append((sequence, out[index][-1]))
+                    sequence.tokens.append(out[index][-1])
                 full = len(sequence.tokens) > self.context
                 if len(out[index]) >= max_new_tokens or full or out[index][-1] in ends:
                     self.finish(running.pop(index))
+            if not waiting:
+                self._expect([s for s in running.values() if s.prompt_done])
         return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -29,15 +28,17 @@ Job: TypeAlias = Callable[[], None]
 class EngramStats:
     """Counters since the start.
 
-    rows: rows that steps looked up, bytes: their size as bfloat16. wait_seconds: time that forwards spent on asking and
-    waiting for them. ahead_rows: rows fetched before the step that wants them. cache_hits: rows, of both, found in the
-    row cache; file_rows, file_bytes: read from the checkpoint's files. failures: steps that ended for want of rows.
+    rows: rows that steps took, bytes: their size as bfloat16. wait_seconds: time that forwards spent on asking and
+    waiting for them. ahead_rows: rows fetched before the step that wants them; ahead_used_rows of them were taken by
+    it. cache_hits: rows fetched that were in the row cache; file_rows, file_bytes: read from the checkpoint's files.
+    failures: steps that ended for want of rows.
     """
 
     rows: int = 0
     bytes: int = 0
     wait_seconds: float = 0.0
     ahead_rows: int = 0
+    ahead_used_rows: int = 0
     cache_hits: int = 0
     file_rows: int = 0
     file_bytes: int = 0
@@ -45,10 +46,12 @@ class EngramStats:
 
 
 class Fetch:
-    """Rows on their way."""
+    """Rows on their way: `count` of them."""
 
-    def __init__(self, store: EngramStore, make: Callable[[], tuple[Tensor, ...]], threaded: bool) -> None:
-        self._store, self._make = store, make
+    def __init__(
+        self, store: EngramStore, count: int, make: Callable[[], tuple[Tensor, ...]], threaded: bool, ahead: bool
+    ) -> None:
+        self._store, self._count, self._make, self._ahead = store, count, make, ahead
         self._done: SimpleQueue[tuple[Tensor, ...] | Exception] | None = SimpleQueue() if threaded else None
 
     def run(self) -> None:
@@ -62,6 +65,7 @@ class Fetch:
     def result(self) -> Tensor:
         """bfloat16 [T, R D] on the model's device; to be asked for once. Raises TableError."""
         start = time.perf_counter()
+        found: tuple[Tensor, ...] | Exception
         try:
             found = self._make() if self._done is None else self._done.get()
         except TableError as error:
@@ -72,6 +76,8 @@ class Fetch:
             stats.failures += isinstance(found, TableError)
             raise found
         values = self._store.values_of(*found)
+        stats.rows += self._count
+        stats.ahead_used_rows += self._count * self._ahead
         stats.bytes += values.nbytes
         return values
 
@@ -89,30 +95,18 @@ class EngramStore:
             self.placement, self.tables, self.huge_page_share = open_tables(checkpoint, options)
         self._jobs: SimpleQueue[Job | None] | None = None
 
-    def start(self, wanted: Mapping[int, Tensor]) -> dict[int, Fetch]:
-        """Layer -> rows int64 [T, R], in the order in which layers run -> a fetch for each."""
-        start, fetches = time.perf_counter(), {}
-        for layer, rows in wanted.items():
-            rows = rows.cpu()
-            fetches[layer] = fetch = Fetch(self, self._maker(self.tables[layer], rows), self.prefetch)
-            self.stats.rows += rows.numel()
-            if self.prefetch:
-                self._submit(fetch.run)
-        self.stats.wait_seconds += time.perf_counter() - start
+    def start(self, wanted: Mapping[int, Tensor], ahead: bool = False) -> dict[int, Fetch]:
+        """Layer -> rows int64 [T, R], in the order in which layers run -> a fetch for each.
+
+        ahead: for a step that is expected next; whether its fetches are taken is open.
+        """
+        start = time.perf_counter()
+        fetches = {layer: self._fetch(self.tables[layer], rows.cpu(), ahead) for layer, rows in wanted.items()}
+        if ahead:
+            self.stats.ahead_rows += sum(rows.numel() for rows in wanted.values())
+        else:
+            self.stats.wait_seconds += time.perf_counter() - start
         return fetches
-
-    @property
-    def wants_ahead(self) -> bool:
-        """Whether `ahead` does anything: rows in memory are near already."""
-        return self.prefetch and self.placement == "mmap"
-
-    def ahead(self, wanted: Mapping[int, Tensor]) -> None:
-        """Layer -> rows that will be asked for soon: bring them from the files into the caches. Returns at once."""
-        if not self.wants_ahead:
-            return
-        for layer, rows in wanted.items():
-            self.stats.ahead_rows += rows.numel()
-            self._submit(_reading(self.tables[layer], rows.cpu().flatten()))
 
     def update_stats(self) -> EngramStats:
         """The counters, with those that the tables keep."""
@@ -129,11 +123,12 @@ class EngramStore:
         codes, scales, index = (each.to(self._device) for each in found)
         return engram.look_up(codes, scales, index)
 
-    def _maker(self, table: Table, rows: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-        if self._device.type == "cpu":
-            return lambda: (table.values(rows, serial=self.prefetch),)
-        # To another device rows go as they are stored: half the bytes, and dequantised there.
-        return lambda: (*table.stored(rows.flatten()), torch.arange(rows.numel()).view(rows.shape))
+    def _fetch(self, table: Table, rows: Tensor, ahead: bool) -> Fetch:
+        make = _values(table, rows, self.prefetch) if self._device.type == "cpu" else _stored(table, rows)
+        fetch = Fetch(self, rows.numel(), make, self.prefetch, ahead)
+        if self.prefetch:
+            self._submit(fetch.run)
+        return fetch
 
     def _submit(self, job: Job) -> None:
         if self._jobs is None:
@@ -153,9 +148,10 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
         del job  # or the store that it belongs to would live until the next one
 
 
-def _reading(table: Table, rows: Tensor) -> Job:
-    def read() -> None:
-        with contextlib.suppress(TableError):  # the step that wants these rows reads them again, and fails by name
-            table.stored(rows)
+def _values(table: Table, rows: Tensor, serial: bool) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (table.values(rows, serial),)
 
-    return read
+
+def _stored(table: Table, rows: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """For another device: rows go there as they are stored, half the bytes, and are dequantised there."""
+    return lambda: (*table.stored(rows.flatten()), torch.arange(rows.numel()).view(rows.shape))

@@ -20,10 +20,11 @@ logger = logging.getLogger(__name__)
 
 # Counter of the same name in EngramStats -> its help text.
 COUNTERS = {
-    "rows": "Table rows that steps looked up.",
+    "rows": "Table rows that steps took.",
     "bytes": "Bytes of these as bfloat16.",
     "ahead_rows": "Table rows fetched before the step that wants them: of next chunks and of sampled tokens.",
-    "cache_hits": "Table rows, of both kinds, found in the row cache.",
+    "ahead_used_rows": "Table rows of these that steps took.",
+    "cache_hits": "Table rows fetched that were in the row cache.",
     "file_rows": "Table rows read from the checkpoint's files.",
     "file_bytes": "Bytes of these, as stored.",
     "failures": "Forwards that ended because rows could not be had. Should stay 0.",
@@ -123,7 +124,7 @@ def after_sample(next_ids: Tensor, runner: Any, *_: Any, **__: Any) -> None:
     """Sampled ids say which rows the next step needs (model_executor/model_runner.py:2103)."""
     engram_rows = runner.model.transformer.engram_rows
     plan = runner.attn_backend.forward_metadata
-    if not engram_rows.wants_ahead or plan is None or plan.step is None:
+    if not engram_rows.wants_ahead or plan is None or plan.step is None or plan.next_history is not None:
         return
     ends = torch.tensor(plan.rows.new).cumsum(0)  # each request's rows: replayed ones first, its new ones last
     goes_on = [i for i, wanted in enumerate(plan.rows.wanted) if wanted]

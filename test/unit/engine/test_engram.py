@@ -51,7 +51,9 @@ def test_every_placement_gives_the_same_logits(
     assert torch.equal(logits, expected[0])
     assert tokens == expected[1]
     stats = engine.model.engram_rows.store.update_stats()
-    assert (stats.ahead_rows > 0) == (placement == "mmap" and prefetch)
+    assert (stats.ahead_rows > 0) == prefetch
+    assert (stats.ahead_used_rows > 0) == prefetch
+    assert stats.ahead_used_rows < stats.ahead_rows or not prefetch, "chunks of changing size are not all foreseen"
     assert (stats.cache_hits > 0) == (cache_mib > 0)
 
 
@@ -64,5 +66,21 @@ def test_a_step_that_fails_commits_nothing(golden_dir: Path, tmp_path: Path, ids
     (file,) = model.glob("*.safetensors")
     file.touch()
     with pytest.raises(TableError, match="changed while it was served"):
-        engine.step([(request, 30)])
+        engine.step([(request, 20)])  # 30 rows were fetched ahead, before the change, and would be right
     assert (engine.state.stats.forwards, request.computed) == (before, 30)
+
+
+def test_a_decode_step_takes_what_was_fetched_when_its_tokens_were_sampled(checkpoint: Checkpoint, ids: Ids) -> None:
+    engine = OfflineEngine(checkpoint, max_tokens=4096, page_size=2, engram=StoreOptions("mmap", True, 0))
+    requests = [engine.start(ids(20, seed)) for seed in range(3)]
+    engine.step([(request, 20) for request in requests])
+    stats = engine.model.engram_rows.store.stats
+    rows = 3 * checkpoint.config.engram_rows_per_token * len(checkpoint.config.engram_layer_ids)
+    for steps in (1, 2):
+        engine.append(*((request, 7 + steps) for request in requests))
+        engine.step([(request, 1) for request in requests])
+        assert stats.ahead_used_rows == steps * rows
+    engine.append(*((request, 9) for request in requests))
+    engine.step([(request, 1) for request in requests[1:]])  # not the step that was expected
+    assert stats.ahead_used_rows == 2 * rows
+    assert stats.rows == 20 * rows + 2 * rows + 2 * rows // 3

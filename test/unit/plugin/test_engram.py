@@ -79,7 +79,7 @@ def test_sampled_ids_say_which_rows_come_next() -> None:
     # Two requests: a replayed row and two new ones of a prompt that goes on, then one that decodes.
     history = torch.tensor([[3, 2, 1], [4, 3, 2], [5, 4, 3], [9, 8, 7]])
     step = SimpleNamespace(history=history, new_rows=torch.tensor([1, 2, 3]))
-    plan = SimpleNamespace(step=step, rows=SimpleNamespace(new=[2, 1], wanted=[0, 1]))
+    plan = SimpleNamespace(step=step, next_history=None, rows=SimpleNamespace(new=[2, 1], wanted=[0, 1]))
     runner = SimpleNamespace(
         model=SimpleNamespace(transformer=SimpleNamespace(engram_rows=rows)),
         attn_backend=SimpleNamespace(forward_metadata=plan),
