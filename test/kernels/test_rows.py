@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,6 +105,28 @@ def test_look_up_equals_reference(every_level, assert_same, rows, heads, blocks,
     expected = engram.look_up.reference(*args)
     for _ in every_level():
         assert_same(cpu.look_up(*args), expected)
+        assert_same(cpu.look_up(*args, serial=True), expected)
+
+
+@given(count=st.integers(0, 40), width=st.integers(1, 300), offset=st.integers(0, 5000), seed=st.integers(0, 2**31))
+def test_read_rows_equals_reference(tmp_path_factory, count, width, offset, seed) -> None:
+    """Rows of a file, any of them more than once, and what both say of a row behind its end."""
+    generator = torch.Generator().manual_seed(seed)
+    content = torch.randint(0, 256, (50, width), dtype=torch.uint8, generator=generator)
+    file = tmp_path_factory.getbasetemp() / "rows"
+    file.write_bytes(bytes(offset) + content.numpy().tobytes())
+    rows = torch.randint(0, 50, (count,), generator=generator)
+    with file.open("rb") as opened:
+        for read in (cpu.read_rows, engram.read_rows.reference):
+            out = torch.zeros(count, width, dtype=torch.uint8)
+            assert read(opened.fileno(), offset, rows, out) == (-1, 0)
+            assert torch.equal(out, content[rows])
+            beyond = torch.cat((rows, torch.tensor([50]), rows))
+            out = torch.zeros(len(beyond), width, dtype=torch.uint8)
+            assert read(opened.fileno(), offset, beyond, out) == (count, errno.ENODATA)
+    closed = torch.zeros(1, width, dtype=torch.uint8)
+    for read in (cpu.read_rows, engram.read_rows.reference):
+        assert read(-1, offset, torch.tensor([0]), closed) == (0, errno.EBADF)
 
 
 # -- independence -----------------------------------------------------------------------------------------------------
@@ -166,6 +190,10 @@ H = torch.zeros(2, 4, 32, dtype=torch.bfloat16)
         (lambda: sgl_kernel_ext.look_up(torch.zeros(5, 32, dtype=torch.uint8), torch.zeros(5, 1, dtype=torch.uint8),
                                         torch.tensor([[5]])),
          IndexError, "row 5 is not in the table of 5"),
+        (lambda: sgl_kernel_ext.read_rows(0, 0, torch.tensor([0, 1]), torch.zeros(1, 4, dtype=torch.uint8)),
+         ValueError, r"out must have 2 rows, got \[1, 4\]"),
+        (lambda: sgl_kernel_ext.read_rows(0, 0, torch.tensor([-1]), torch.zeros(1, 4, dtype=torch.uint8)),
+         IndexError, "row -1"),
         (lambda: sgl_kernel_ext.fuse(H, torch.zeros(2, 128, dtype=torch.bfloat16), torch.zeros(4, 32), EPS),
          ValueError, r"keys_value must have shape \[2, 160\], got \[2, 128\]"),
     ],
