@@ -1,4 +1,4 @@
-"""Agent traffic on the server: what our changes are worth, how many agents, session affinity, a peer: `make bench-agents`.
+"""Agent traffic: what our changes are worth, how many agents, session affinity, a peer: `make bench-agents`.
 
     QUICK=1            8 layers, few and short requests; its figures are not comparable with the full run's
     --scale, --sessions, --turns, --seed   of the AgentX-like trace
@@ -16,11 +16,11 @@ import json
 import os
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from benchmark.measure import ROOT, commit, machine, print_change, require_current_kernels, save
 from benchmark.shape.ced_bench import checkpoint_dir
+
 from sglang_ced.bench.ablate import Ablation, configurations
 from sglang_ced.bench.affinity import compare_policies
 from sglang_ced.bench.figures import require_matplotlib
@@ -52,10 +52,8 @@ def ablation(plan: Plan, args: argparse.Namespace) -> list[Run]:
     chosen = configurations("ladder")
     if args.quick:
         chosen = [configuration for configuration in chosen if configuration.name in ("all_off", "all_on")]
-    one = Ablation(plan, tuple(chosen), (1,), args.repeats, (1,), 1, BASE)
     more = tuple(n for n in args.agents if n > 1)
-    many = replace(one, configurations=(chosen[-1],), agents=more)
-    return [*one.runs(), *many.runs()]
+    return list(Ablation(plan, tuple(chosen), (1,), args.repeats, (1,), 1, BASE, more).runs())
 
 
 def affinity(plan: Plan, args: argparse.Namespace) -> list[Run]:

@@ -70,7 +70,8 @@ def configurations(style: str = "ladder", features: Sequence[Feature] = FEATURES
 
 @dataclass(frozen=True)
 class Ablation:
-    """agents, repeats: of every configuration; slow_agents, slow_repeats: of the slow ones. base: flags of all."""
+    """agents, repeats: of every configuration; slow_agents, slow_repeats: of the slow ones; last_agents: further
+    numbers for the last. base: flags of all."""
 
     plan: Plan
     configurations: tuple[Configuration, ...]
@@ -79,13 +80,16 @@ class Ablation:
     slow_agents: tuple[int, ...]
     slow_repeats: int
     base: tuple[str, ...] = ()
+    last_agents: tuple[int, ...] = ()
 
     def wanted(self) -> Iterator[tuple[int, Configuration, tuple[int, ...]]]:
         """Repeat, configuration and numbers of agents, in the order in which they run: configurations take turns."""
         for repeat in range(max(self.repeats, self.slow_repeats)):
             for configuration in self.configurations:
                 if repeat < (self.slow_repeats if configuration.slow else self.repeats):
-                    yield repeat, configuration, self.slow_agents if configuration.slow else self.agents
+                    agents = self.slow_agents if configuration.slow else self.agents
+                    last = configuration is self.configurations[-1]
+                    yield repeat, configuration, agents + (self.last_agents if last else ())
 
     def runs(self) -> Iterator[Run]:
         """Every run as it ends, those that were finished before too. A server runs alone, for one configuration."""

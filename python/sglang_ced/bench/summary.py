@@ -117,7 +117,7 @@ def _point(agents: int, runs: list[Run]) -> Point:
 def answer(curve: Curve, speed: float | None, ttft: float | None) -> str:
     """One sentence: how many agents, at what speed each."""
     wanted = " and ".join(
-        ([f"at least {speed:g} tok/s each"] if speed is not None else [])
+        ([f"at least {speed:.4g} tok/s each"] if speed is not None else [])
         + ([f"a first token within {ttft:g} s (median)"] if ttft is not None else [])
     )
     point = curve.operating_point(speed, ttft)
