@@ -38,7 +38,8 @@ QUICK = Numerics(
 class Lesson:
     """What one forward of a training step adds to `Shared`.
 
-    sparse: attend to the indexer's groups only; else to all. encoder_floor, decoder_floor: int64 [B] or None.
+    sparse: attend to the indexer's groups only; else to all. engram, global_kv: False = the model does without.
+    encoder_floor, decoder_floor: int64 [B] or None.
     sources, subjects: bool [B, T, T] or None: where a row's next token is to be read, and what the row speaks of.
     index_losses: filled in by the layers that own a selection. far_looks, near_looks: by the layers that are to look at
     the sources (decoder, in global KV) and at the subjects (layers with the window alone).
@@ -46,6 +47,8 @@ class Lesson:
 
     sparse: bool = True
     teach_indexer: bool = False
+    engram: bool = True
+    global_kv: bool = True
     encoder_floor: Tensor | None = None
     decoder_floor: Tensor | None = None
     sources: Tensor | None = None
@@ -74,7 +77,9 @@ class FastAttention(Attention):
         if self.plan.ratio:
             allowed = self._allowed(x, q, q_lora, positions, freq, shared)
             latents = shared.latents[self.plan.kv_source or 0]
-            if self.lesson.sources is not None and self.plan.is_decoder:
+            if not self.lesson.global_kv:
+                allowed = torch.full_like(allowed, HIDDEN)
+            elif self.lesson.sources is not None and self.plan.is_decoder:
                 self.lesson.far_looks.append(looks_at(q, latents, allowed, self.lesson.sources))
             keys = torch.cat((keys, latents), 1)
             mask = torch.cat((mask, allowed.expand(x.shape[0], -1, -1)), 2)
@@ -204,7 +209,8 @@ class FastReference(Reference):
             block.attn.lesson = lesson
         streams, pre_mix, shared = self.start(ids)
         for layer, block in enumerate(self.layers):
-            streams = self.engram(layer, streams, shared)
+            if lesson.engram:
+                streams = self.engram(layer, streams, shared)
             streams, pre_mix = block(streams, pre_mix, shared)
         return self.norm(reference.collapse(streams, pre_mix, self.numerics))
 

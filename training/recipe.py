@@ -12,6 +12,8 @@ OTHER_RATE = 4e-3
 TABLE_RATE = 2e-2
 PROMPT_WEIGHT = 0.02
 INDEX_WEIGHT = 0.2
+# Share of steps without the mechanism, and the skills that may need it: the others are to do without.
+WITHOUT = {"engram": (0.1, {"fact"}), "global_kv": (0.1, {"recall", "edit", "tool", "result"})}
 SIMILARITY = 0.6  # of the identity in the initial queries, see train.alike
 BALANCE_RATE = 2e-3
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -42,11 +43,17 @@ class Data:
         self.writer, self.seed = conversation.Writer(tokens, conversation.system_text()), seed
 
     def batch(
-        self, name: str, count: int, length: int, drills: float = 0.0, most_facts: int = 0
+        self,
+        name: str,
+        count: int,
+        length: int,
+        drills: float = 0.0,
+        most_facts: int = 0,
+        skip: Collection[str] = (),
     ) -> tuple[Tensor, Tensor, list[conversation.Example]]:
         """ids [B, length + 1]; is_answer bool [B, length]: whether the next token is part of an answer.
 
-        drills: share of the texts that are drills, of up to most_facts facts.
+        drills: share of the texts that are drills, of up to most_facts facts. skip: skills whose answers do not count.
         """
         random = Random(f"{self.seed} {name}")
         examples = [
@@ -58,8 +65,8 @@ class Data:
         ids = torch.tensor([example.ids[: length + 1] for example in examples])
         answer = torch.zeros(count, length + 1, dtype=torch.bool)
         for row, example in enumerate(examples):
-            for _, first, end in example.answers:
-                answer[row, first:end] = True
+            for skill, first, end in example.answers:
+                answer[row, first:end] = skill not in skip
         return ids, answer[:, 1:], examples
 
 
@@ -97,6 +104,12 @@ def alike(model: fast.FastReference) -> None:
             index_keys = model.layers[source].attn.indexer.wk.weight.data
             index_queries = attention.indexer.wq_b.weight.data.view(-1, *index_keys.shape)
             index_queries.mul_(0.3).add_(index_keys)
+
+
+def _missing(random: Random) -> str | None:
+    """The mechanism that a step does without, if any."""
+    names, shares = list(recipe.WITHOUT), [share for share, _ in recipe.WITHOUT.values()]
+    return random.choices([None, *names], [1 - sum(shares), *shares])[0]
 
 
 class Group:
@@ -161,15 +174,20 @@ class Trainer:
         stage, random = recipe.stage_of(self.step), Random(f"{recipe.SEED} step {self.step}")
         self._set_numerics(stage.fake_quant)
         length = random.choice(stage.lengths)
+        missing = _missing(random) if stage.drills < 1 else None
+        skip = recipe.WITHOUT[missing][1] if missing else ()
         ids, answer, _ = self.data.batch(
-            f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage.drills, stage.most_facts
+            f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage.drills, stage.most_facts, skip
         )
         floors = self._floors(stage, random, len(ids), length)
         self.tokens += ids.shape[0] * length
         mine = slice(self.group.rank, None, self.group.count)
         ids, answer, floors = ids[mine], answer[mine], [None if f is None else f[mine] for f in floors]
-        lesson = fast.Lesson(stage.sparse, stage.teach_indexer, *floors)
-        if stage.guide:
+        lesson = fast.Lesson(
+            stage.sparse, stage.teach_indexer and not missing, encoder_floor=floors[0], decoder_floor=floors[1]
+        )
+        lesson.engram, lesson.global_kv = missing != "engram", missing != "global_kv"
+        if stage.guide and not missing:
             lesson.sources, lesson.subjects = self.guide.look(ids, answer)
         states = self.model.hidden(ids[:, :-1], lesson)
         losses = F.cross_entropy(self.model.head(states).flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
@@ -181,7 +199,7 @@ class Trainer:
         prompt_loss = (losses * (1 - chosen)).mean()
         index_loss = torch.stack(lesson.index_losses).sum() if lesson.index_losses else torch.zeros(())
         guide_loss = torch.zeros(())
-        if stage.guide:
+        if lesson.sources is not None:
             guide_loss = fast.guide_loss(lesson.far_looks) + fast.guide_loss(lesson.near_looks)
         whole = answer_loss + recipe.PROMPT_WEIGHT * prompt_loss
         (whole + recipe.INDEX_WEIGHT * index_loss + stage.guide * guide_loss).backward()
