@@ -127,3 +127,25 @@ def test_answers_are_marked() -> None:
     for _, first, end in example.answers:
         assert tokens().decode(example.ids[first - 1 : first], skip_special_tokens=False) in ("</think>", "<think>")
         assert example.ids[end - 1] == 1
+
+
+@torch.no_grad()
+def test_without_global_kv_a_row_reaches_no_further_than_the_windows() -> None:
+    quick, _ = models(fake_quant=False)
+    changed = ids()
+    changed[:, 0] = 7
+    reach = len(quick.layers) * (shape.WINDOW - 1)
+    far = quick.hidden(changed, fast.Lesson()) != quick.hidden(ids(), fast.Lesson())
+    assert far[:, reach + 1 :].any()
+    windows = fast.Lesson(engram=False, global_kv=False)
+    near = quick.hidden(changed, windows) != quick.hidden(ids(), windows)
+    assert near[:, :reach].any()
+    assert not near[:, reach + 1 :].any()
+
+
+def test_without_engram_its_tables_learn_nothing() -> None:
+    quick, _ = models(fake_quant=False)
+    quick.hidden(ids(), fast.Lesson(engram=False)).square().mean().backward()
+    learnt = {name for name, parameter in quick.named_parameters() if parameter.grad is not None}
+    quick.zero_grad()
+    assert learnt and not any("engram" in name for name in learnt)
