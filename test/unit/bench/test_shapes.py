@@ -55,6 +55,15 @@ def test_agentx_prompts_are_over_80_percent_hits_and_come_from_sub_agents_too(ag
     assert np.median([len(turns) for turns in agentx.sessions.values()]) >= 5
 
 
+def test_agentx_lengths_are_those_of_the_reference_page(agentx: Trace) -> None:
+    inputs, outputs = ([getattr(request, side) for request in agentx.requests] for side in ("input", "output"))
+    assert min(inputs) >= 8192
+    assert max(inputs) <= 131_072
+    assert np.mean(inputs) == pytest.approx(39_000, rel=0.1)
+    assert np.median(outputs) == pytest.approx(155, rel=0.15)
+    assert np.percentile(outputs, 95) == pytest.approx(1600, rel=0.15)
+
+
 def test_one_factor_scales_lengths_and_delays_and_nothing_else() -> None:
     whole, eighth = generate("agentperf", 300, seed=3), generate("agentperf", 300, scale=1 / 8, block=8, seed=3)
     for measure in (lambda r: r.input, lambda r: r.output, lambda r: r.delay_ms):
