@@ -242,7 +242,7 @@ class Trainer:
     def accuracy(self) -> dict[str, float]:
         """Share of right answers by skill on held-out texts."""
         ids, _, examples = self.held_out
-        right = answered(self.model, ids, examples, recipe.stage_of(self.step).sparse)
+        right = answered(self.model, ids, examples, fast.Lesson(recipe.stage_of(self.step).sparse))
         return {skill: sum(r) / len(r) for skill, r in sorted(right.items())}
 
     def save(self) -> None:
@@ -291,11 +291,11 @@ class Trainer:
 
 @torch.no_grad()
 def answered(
-    model: fast.FastReference, ids: Tensor, examples: list[conversation.Example], sparse: bool
+    model: fast.FastReference, ids: Tensor, examples: list[conversation.Example], lesson: fast.Lesson
 ) -> dict[str, list[bool]]:
     """By skill, for each answer within ids [B, T + 1]: whether greedy decoding would write it, that is, whether all of
     its tokens are the most likely ones."""
-    best = model.head(model.hidden(ids[:, :-1], fast.Lesson(sparse))).argmax(-1)
+    best = model.head(model.hidden(ids[:, :-1], lesson)).argmax(-1)
     hit, right = best == ids[:, 1:], defaultdict[str, list[bool]](list)
     for row, example in enumerate(examples):
         for skill, first, end in example.answers:
