@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
@@ -105,10 +106,12 @@ def main() -> None:
         tool.executable(plan.tools)
     print(f"{'QUICK: 8 layers; ' if args.quick else ''}ced-bench; trace {plan.out / 'trace.jsonl'}", flush=True)
     print(json.dumps(about(plan.trace)), flush=True)
+    # Terminated, it stops its servers and reports, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = measure(plan, args)
     except KeyboardInterrupt:
-        report(plan)
+        print(report(plan))
         raise SystemExit("stopped; the same command goes on from here") from None
     if not args.quick:
         print_change("agents.json", result, HEADLINES)
