@@ -30,7 +30,7 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.fd = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self.fd)
+        weakref.finalize(self, os.close, self.fd).atexit = False  # where a thread may still read
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
         self._opened, self._deleted = self._state(), False
 

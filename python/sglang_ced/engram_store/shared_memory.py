@@ -48,7 +48,8 @@ class SharedBytes:
         for begin in range(0, self._mapped, _STEP):
             _advise(self._address + begin, min(_STEP, self._mapped - begin), _MADV_POPULATE_READ)
         array = _array(self._address, size)
-        weakref.finalize(array, _release, fd, self._address, self._mapped)
+        # Not at exit, where a thread may still read; the kernel releases it then.
+        weakref.finalize(array, _release, fd, self._address, self._mapped).atexit = False
         self.bytes = torch.frombuffer(array, dtype=torch.uint8)
 
     @property

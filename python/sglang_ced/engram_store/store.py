@@ -21,6 +21,8 @@ from sglang_ced.kernels import engram
 
 logger = logging.getLogger(__name__)
 
+_END_SECONDS = 10.0
+
 Job: TypeAlias = Callable[[], None]
 
 
@@ -133,8 +135,9 @@ class EngramStore:
     def _submit(self, job: Job) -> None:
         if self._jobs is None:
             self._jobs = SimpleQueue()
-            threading.Thread(target=_work, args=(self._jobs,), name="engram", daemon=True).start()
-            weakref.finalize(self, self._jobs.put, None)
+            worker = threading.Thread(target=_work, args=(self._jobs,), name="engram", daemon=True)
+            worker.start()
+            weakref.finalize(self, _end, self._jobs, worker)
         self._jobs.put(job)
 
 
@@ -146,6 +149,13 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
         except Exception:
             logger.exception("Engram: a job failed; the thread goes on")
         del job  # or the store that it belongs to would live until the next one
+
+
+def _end(jobs: SimpleQueue[Job | None], worker: threading.Thread) -> None:
+    """When a store goes, and at exit: the interpreter must not end while a thread of it is inside a kernel."""
+    jobs.put(None)
+    if worker is not threading.current_thread():
+        worker.join(_END_SECONDS)
 
 
 def _values(table: Table, rows: Tensor, serial: bool) -> Callable[[], tuple[Tensor, ...]]:

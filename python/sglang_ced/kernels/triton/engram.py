@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_ced.formats import BLOCK
-from sglang_ced.kernels import engram
+from sglang_ced.kernels import cpu, engram  # noqa: F401, cpu registers the host's versions
 from sglang_ced.kernels.triton.norm import inverse_rms
 from sglang_ced.kernels.triton.numbers import UNFUSED, e4m3_value, narrow, ue8m0_value, widen
 
@@ -96,6 +96,8 @@ def _look_up(
 @engram.look_up.register("triton")
 def look_up(codes: Tensor, scales: Tensor, rows: Tensor, serial: bool = False) -> Tensor:
     shape, dim = rows.shape, codes.shape[1]
+    if serial:  # by a thread of the host, over memory of the host
+        return engram.look_up.fast.get("cpu", engram.look_up.reference)(codes, scales, rows, serial)
     if dim % BLOCK:
         return engram.look_up.reference(codes, scales, rows, serial)
     if codes.device != rows.device:
@@ -110,6 +112,12 @@ def look_up(codes: Tensor, scales: Tensor, rows: Tensor, serial: bool = False) -
             triton.next_power_of_2(blocks), num_warps=1,
         )  # fmt: skip
     return out
+
+
+@engram.read_rows.register("triton")
+def read_rows(fd: int, offset: int, rows: Tensor, out: Tensor) -> tuple[int, int]:
+    """The host reads files, whatever computes."""
+    return engram.read_rows.fast.get("cpu", engram.read_rows.reference)(fd, offset, rows, out)
 
 
 # -- gate -------------------------------------------------------------------------------------------------------------
