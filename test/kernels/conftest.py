@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 import sgl_kernel_ext
-from sglang_ced.formats import E2m1Weight, E4m3Weight, Weight, quantize_e2m1_ue8m0, quantize_weight_e4m3
+from sglang_ced.formats import (
+    E2m1Weight,
+    E4m3Weight,
+    Record,
+    Weight,
+    fake_quant_e2m1_ue8m0,
+    quantize_e2m1_ue8m0,
+    quantize_weight_e4m3,
+)
 from sglang_ced.kernels import registry
 
 
@@ -89,3 +97,51 @@ def thread_counts() -> Iterator[Callable[[], Iterator[int]]]:
 
     yield counts
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def make_query(make_input) -> Callable[[int, int, int, int, int], tuple[Tensor, Tensor, Tensor]]:
+    """(rows, heads, dim, groups, seed) -> queries [T, H, D], head weights [T, H], packed keys [G, bytes]."""
+
+    def make(rows: int, heads: int, dim: int, groups: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        q = fake_quant_e2m1_ue8m0(make_input((rows, heads, dim), seed, 2))
+        keys = Record(dim, "index").encode(make_input((groups, dim), seed + 2, 2))
+        return q, make_input((rows, heads), seed + 1), keys
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_scores() -> Callable[[int, int, int], tuple[Tensor, Tensor]]:
+    """(rows, groups, seed) -> scores [T, G], visible [T].
+
+    Few distinct values, zeros of both signs, infinities, NaN; groups from `visible` on hidden.
+    """
+
+    def make(rows: int, groups: int, seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, torch.inf, -torch.inf, torch.nan, 3e-39]).to(torch.bfloat16)
+        scores = values[torch.randint(0, len(values), (rows, groups), generator=generator)]
+        noise = torch.randn(rows, groups, generator=generator).to(torch.bfloat16)
+        scores = torch.where(torch.rand(rows, groups, generator=generator) < 0.5, noise, scores)
+        visible = torch.randint(0, groups + 1, (rows,), generator=generator)
+        return scores.masked_fill(torch.arange(groups) >= visible[:, None], -torch.inf), visible
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_record_values(make_input) -> Callable[[int, int, int, int, int], Tensor]:
+    """(rows, dim, seed, spread, magnitude) -> bfloat16 [rows, dim].
+
+    Random, some of them ties between two codes, zeros of both signs, infinities and the largest numbers.
+    """
+
+    def make(rows: int, dim: int, seed: int, spread: int, magnitude: int) -> Tensor:
+        x = make_input((rows, dim), seed, spread) * 2.0**magnitude
+        generator = torch.Generator().manual_seed(seed)
+        special = torch.tensor([0.0, -0.0, 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5.0, 6.0, 1e-40, 3.39e38, -torch.inf])
+        picked = special[torch.randint(0, len(special), x.shape, generator=generator)].to(torch.bfloat16)
+        return torch.where(torch.rand(x.shape, generator=generator) < 0.1, picked, x)
+
+    return make

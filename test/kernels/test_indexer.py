@@ -6,27 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import sgl_kernel_ext
 from sglang_ced.formats import Record, fake_quant_e2m1_ue8m0
 from sglang_ced.kernels import cpu, indexer
-
-
-def make_query(make_input, rows: int, heads: int, dim: int, groups: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    q = fake_quant_e2m1_ue8m0(make_input((rows, heads, dim), seed, 2))
-    return q, make_input((rows, heads), seed + 1), Record(dim, "index").encode(make_input((groups, dim), seed + 2, 2))
-
-
-def make_scores(rows: int, groups: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(scores, visible): few distinct values, zeros of both signs, infinities, NaN; groups from `visible` on hidden."""
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, torch.inf, -torch.inf, torch.nan, 3e-39], dtype=torch.bfloat16)
-    scores = values[torch.randint(0, len(values), (rows, groups), generator=generator)]
-    noise = torch.randn(rows, groups, generator=generator).to(torch.bfloat16)
-    scores = torch.where(torch.rand(rows, groups, generator=generator) < 0.5, noise, scores)
-    visible = torch.randint(0, groups + 1, (rows,), generator=generator)
-    return scores.masked_fill(torch.arange(groups) >= visible[:, None], -torch.inf), visible
 
 
 @settings(max_examples=40, deadline=None)
@@ -37,8 +20,8 @@ def make_scores(rows: int, groups: int, seed: int) -> tuple[Tensor, Tensor]:
     groups=st.integers(0, 100),
     seed=st.integers(0, 2**31),
 )
-def test_index_scores_equal_reference(every_level, assert_same, make_input, rows, heads, dim, groups, seed) -> None:
-    case = make_query(make_input, rows, heads, dim, groups, seed)
+def test_index_scores_equal_reference(every_level, assert_same, make_query, rows, heads, dim, groups, seed) -> None:
+    case = make_query(rows, heads, dim, groups, seed)
     expected = indexer.index_scores.reference(*case)
     for _ in every_level():
         assert_same(cpu.index_scores(*case), expected)
@@ -55,10 +38,10 @@ def test_index_scores_equal_reference(every_level, assert_same, make_input, rows
     seed=st.integers(0, 2**31),
 )
 def test_queries_and_keys_of_any_range_equal_reference(
-    every_level, assert_same, make_input, rows, heads, dim, groups, spread, on_grid, seed
+    every_level, assert_same, make_input, make_query, rows, heads, dim, groups, spread, on_grid, seed
 ) -> None:
     """Scales far apart, blocks of zeros, queries that are not small integers, NaN scales and weights beside numbers."""
-    q, weights, keys = make_query(make_input, rows, heads, dim, groups, seed)
+    q, weights, keys = make_query(rows, heads, dim, groups, seed)
     q = make_input((rows, heads, dim), seed, spread)
     q[..., :32] *= seed % 2
     q = fake_quant_e2m1_ue8m0(q) if on_grid else q
@@ -82,9 +65,9 @@ def test_queries_and_keys_of_any_range_equal_reference(
     seed=st.integers(0, 2**31),
 )
 def test_scores_at_slots_equal_reference(
-    every_level, assert_same, make_input, rows, groups, pool, shared, kind, seed
+    every_level, assert_same, make_input, make_query, rows, groups, pool, shared, kind, seed
 ) -> None:
-    q, weights, _ = make_query(make_input, rows, 3, 64, 1, seed)
+    q, weights, _ = make_query(rows, 3, 64, 1, seed)
     keys = Record(64, kind).encode(make_input((pool, 64), seed + 2, 2))
     generator = torch.Generator().manual_seed(seed)
     slots = torch.randint(-1, pool, (groups,) if shared else (rows, groups), generator=generator)
@@ -98,7 +81,9 @@ def test_scores_at_slots_equal_reference(
     rows=st.integers(1, 5), groups=st.integers(1, 60), share=st.floats(0, 1), k=st.integers(0, 70),
     seed=st.integers(0, 2**31),
 )  # fmt: skip
-def test_choice_among_listed_candidates_is_the_choice_among_masked_ones(rows, groups, share, k, seed) -> None:
+def test_choice_among_listed_candidates_is_the_choice_among_masked_ones(
+    make_scores, rows, groups, share, k, seed
+) -> None:
     scores, _ = make_scores(rows, groups, seed)
     allowed = torch.rand(rows, groups, generator=torch.Generator().manual_seed(seed)) < share
     lists = indexer.candidate_lists(allowed)
@@ -121,8 +106,10 @@ def test_choice_among_listed_candidates_is_the_choice_among_masked_ones(rows, gr
     groups=st.integers(0, 100),
     seed=st.integers(0, 2**31),
 )
-def test_keys_of_bfloat16_give_the_bits_of_packed_ones(every_level, make_input, rows, heads, dim, groups, seed) -> None:
-    q, weights, packed = make_query(make_input, rows, heads, dim, groups, seed)
+def test_keys_of_bfloat16_give_the_bits_of_packed_ones(
+    every_level, make_input, make_query, rows, heads, dim, groups, seed
+) -> None:
+    q, weights, packed = make_query(rows, heads, dim, groups, seed)
     plain = Record(dim, "index_bf16").encode(make_input((groups, dim), seed + 2, 2))
     expected = indexer.index_scores.reference(q, weights, packed)
     assert torch.equal(indexer.index_scores.reference(q, weights, plain), expected)
@@ -135,7 +122,7 @@ def test_keys_of_bfloat16_give_the_bits_of_packed_ones(every_level, make_input, 
 
 @settings(max_examples=100, deadline=None)
 @given(rows=st.integers(0, 9), groups=st.integers(1, 300), k=st.integers(0, 310), seed=st.integers(0, 2**31))
-def test_top_groups_equal_reference(assert_same, rows, groups, k, seed) -> None:
+def test_top_groups_equal_reference(assert_same, make_scores, rows, groups, k, seed) -> None:
     scores, _ = make_scores(rows, groups, seed)
     assert_same(cpu.top_groups(scores, k), indexer.top_groups.reference(scores, k))
 
@@ -148,7 +135,7 @@ def test_top_groups_equal_reference(assert_same, rows, groups, k, seed) -> None:
     block_size=st.integers(1, 9),
     seed=st.integers(0, 2**31),
 )
-def test_candidate_groups_equal_reference(assert_same, rows, groups, blocks, block_size, seed) -> None:
+def test_candidate_groups_equal_reference(assert_same, make_scores, rows, groups, blocks, block_size, seed) -> None:
     scores, visible = make_scores(rows, groups, seed)
     expected = indexer.candidate_groups.reference(scores, visible, blocks, block_size)
     assert_same(cpu.candidate_groups(scores, visible, blocks, block_size), expected)
@@ -159,8 +146,8 @@ def test_float32_scores_take_the_reference(assert_same) -> None:
     assert_same(cpu.top_groups(scores, 7), indexer.top_groups.reference(scores, 7))
 
 
-def test_a_row_does_not_depend_on_its_batch(every_level, assert_same, make_input) -> None:
-    q, weights, keys = make_query(make_input, 20, 5, 64, 90, 0)
+def test_a_row_does_not_depend_on_its_batch(every_level, assert_same, make_query) -> None:
+    q, weights, keys = make_query(20, 5, 64, 90, 0)
     for _ in every_level():
         whole = cpu.index_scores(q, weights, keys)
         for rows in (slice(0, 1), slice(7, 9), slice(19, 20)):
@@ -168,8 +155,8 @@ def test_a_row_does_not_depend_on_its_batch(every_level, assert_same, make_input
         assert_same(cpu.index_scores(q, weights, keys[37:41]), whole[:, 37:41])
 
 
-def test_result_does_not_depend_on_threads(every_level, thread_counts, assert_same, make_input) -> None:
-    case = make_query(make_input, 3, 5, 64, 2000, 0)
+def test_result_does_not_depend_on_threads(every_level, thread_counts, assert_same, make_query) -> None:
+    case = make_query(3, 5, 64, 2000, 0)
     for _ in every_level():
         expected = cpu.index_scores(*case)
         for _ in thread_counts():

@@ -6,22 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import sgl_kernel_ext
 from sglang_ced.formats import Record
 from sglang_ced.kernels import cpu, records
 
 KINDS = ["global", "index", "window", "global_bf16", "index_bf16"]
-
-
-def values_of(make_input, rows: int, dim: int, seed: int, spread: int, magnitude: int) -> Tensor:
-    """Random values, some of them ties between two codes, zeros of both signs, infinities and the largest numbers."""
-    x = make_input((rows, dim), seed, spread) * 2.0**magnitude
-    generator = torch.Generator().manual_seed(seed)
-    special = torch.tensor([0.0, -0.0, 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5.0, 6.0, 1e-40, 3.39e38, -torch.inf])
-    picked = special[torch.randint(0, len(special), x.shape, generator=generator)].to(torch.bfloat16)
-    return torch.where(torch.rand(x.shape, generator=generator) < 0.1, picked, x)
 
 
 @settings(max_examples=60, deadline=None)
@@ -34,10 +24,10 @@ def values_of(make_input, rows: int, dim: int, seed: int, spread: int, magnitude
     seed=st.integers(0, 2**31),
 )
 def test_records_equal_reference(
-    every_level, assert_same, make_input, kind, rows, blocks, spread, magnitude, seed
+    every_level, assert_same, make_record_values, kind, rows, blocks, spread, magnitude, seed
 ) -> None:
     record = Record(32 * blocks, kind)
-    values = values_of(make_input, rows, record.dim, seed, spread, magnitude)
+    values = make_record_values(rows, record.dim, seed, spread, magnitude)
     if kind not in ("global", "global_bf16"):
         values = values.masked_fill(values.isinf(), 0)  # has no power of two to be scaled by
     generator = torch.Generator().manual_seed(seed)
@@ -72,9 +62,9 @@ def test_any_bytes_are_read_as_the_formats_say(every_level, assert_same, kind, b
     seed=st.integers(0, 2**31),
 )
 def test_round_index_equals_reference(
-    every_level, assert_same, make_input, rows, blocks, spread, magnitude, seed
+    every_level, assert_same, make_record_values, rows, blocks, spread, magnitude, seed
 ) -> None:
-    x = values_of(make_input, rows, 32 * blocks, seed, spread, magnitude)
+    x = make_record_values(rows, 32 * blocks, seed, spread, magnitude)
     x = x.masked_fill(x.isinf(), 0)  # has no power of two to be scaled by
     expected = records.round_index.reference(x)
     for _ in every_level():

@@ -6,29 +6,12 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from sglang_ced.formats import Record, fake_quant_e2m1_ue8m0
+from sglang_ced.formats import Record
 from sglang_ced.kernels import indexer
 from sglang_ced.kernels.triton import indexer as fast
 
 PHASES = [Phase.explicit, Phase.generate]  # shrinking takes minutes
-
-
-def make_query(make_input, rows: int, heads: int, dim: int, groups: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    q = fake_quant_e2m1_ue8m0(make_input((rows, heads, dim), seed, 2))
-    return q, make_input((rows, heads), seed + 1), Record(dim, "index").encode(make_input((groups, dim), seed + 2, 2))
-
-
-def make_scores(rows: int, groups: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(scores, visible): few distinct values, zeros of both signs, infinities, NaN; groups from `visible` on hidden."""
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, torch.inf, -torch.inf, torch.nan, 3e-39], dtype=torch.bfloat16)
-    scores = values[torch.randint(0, len(values), (rows, groups), generator=generator)]
-    noise = torch.randn(rows, groups, generator=generator).to(torch.bfloat16)
-    scores = torch.where(torch.rand(rows, groups, generator=generator) < 0.5, noise, scores)
-    visible = torch.randint(0, groups + 1, (rows,), generator=generator)
-    return scores.masked_fill(torch.arange(groups) >= visible[:, None], -torch.inf), visible
 
 
 @settings(max_examples=8, deadline=None, phases=PHASES)
@@ -39,17 +22,17 @@ def make_scores(rows: int, groups: int, seed: int) -> tuple[Tensor, Tensor]:
     groups=st.integers(0, 100),
     seed=st.integers(0, 2**31),
 )
-def test_index_scores_equal_reference(assert_near, make_input, move, rows, heads, dim, groups, seed) -> None:
+def test_index_scores_equal_reference(assert_near, move, make_query, rows, heads, dim, groups, seed) -> None:
     """A head's dot, and its product with the weight, may each be a step of bfloat16 away: 2^-6 of the term."""
-    q, weights, keys = make_query(make_input, rows, heads, dim, groups, seed)
+    q, weights, keys = make_query(rows, heads, dim, groups, seed)
     dots = torch.einsum("thd,gd->thg", q.double(), Record(dim, "index").decode(keys).double()).relu()
     error = 2.0**-6 * (dots * weights.double().abs().unsqueeze(-1)).sum(1)
     expected = indexer.index_scores.reference(q, weights, keys)
     assert_near(fast.index_scores(*move((q, weights, keys))), expected, error)
 
 
-def test_a_row_does_not_depend_on_its_batch(assert_same, make_input, move) -> None:
-    q, weights, keys = move(make_query(make_input, 11, 5, 64, 70, 0))
+def test_a_row_does_not_depend_on_its_batch(assert_same, move, make_query) -> None:
+    q, weights, keys = move(make_query(11, 5, 64, 70, 0))
     whole = fast.index_scores(q, weights, keys)
     for rows in (slice(0, 1), slice(7, 9)):
         assert_same(fast.index_scores(q[rows], weights[rows], keys), whole[rows])
@@ -58,9 +41,9 @@ def test_a_row_does_not_depend_on_its_batch(assert_same, make_input, move) -> No
 
 @pytest.mark.parametrize("kind", ["index", "index_bf16"])
 @pytest.mark.parametrize(("rows", "own"), [(0, True), (2, False), (11, False), (3, True)])
-def test_scores_of_listed_keys_are_those_of_the_keys(assert_same, make_input, move, rows, own, kind) -> None:
+def test_scores_of_listed_keys_are_those_of_the_keys(assert_same, move, make_query, rows, own, kind) -> None:
     """One list for all rows, or one for each; -1 scores -inf."""
-    q, weights, keys = make_query(make_input, rows, 5, 64, 90, 0)
+    q, weights, keys = make_query(rows, 5, 64, 90, 0)
     if kind == "index_bf16":
         keys = Record(64, "index").decode(keys).view(torch.uint8)
     slots = torch.randint(-30, 90, (rows, 75) if own else (75,), generator=torch.Generator().manual_seed(rows))
@@ -70,21 +53,21 @@ def test_scores_of_listed_keys_are_those_of_the_keys(assert_same, make_input, mo
     assert_same(fast.index_scores_at(*move((q, weights, keys, slots))).cpu(), expected)
 
 
-def test_keys_may_be_stored_as_bfloat16(assert_same, make_input, move) -> None:
-    q, weights, keys = make_query(make_input, 2, 5, 96, 70, 0)
+def test_keys_may_be_stored_as_bfloat16(assert_same, move, make_query) -> None:
+    q, weights, keys = make_query(2, 5, 96, 70, 0)
     plain = Record(96, "index").decode(keys).view(torch.uint8)
     assert_same(fast.index_scores(*move((q, weights, plain))), fast.index_scores(*move((q, weights, keys))))
 
 
 @settings(max_examples=25, deadline=None, phases=PHASES)
 @given(rows=st.integers(0, 3), groups=st.integers(1, 300), k=st.integers(0, 310), seed=st.integers(0, 2**31))
-def test_top_groups_equal_reference(assert_same, move, rows, groups, k, seed) -> None:
+def test_top_groups_equal_reference(assert_same, move, make_scores, rows, groups, k, seed) -> None:
     scores, _ = make_scores(rows, groups, seed)
     assert_same(fast.top_groups(move(scores), k).cpu(), indexer.top_groups.reference(scores, k))
 
 
 @pytest.mark.parametrize("k", [1, 500, 2500])
-def test_top_groups_equal_reference_over_many_blocks(assert_same, move, k) -> None:
+def test_top_groups_equal_reference_over_many_blocks(assert_same, move, make_scores, k) -> None:
     scores, _ = make_scores(1, 2500, 0)
     scores[:, ::2] = 1.0  # ties at the cut in every block
     assert_same(fast.top_groups(move(scores), k).cpu(), indexer.top_groups.reference(scores, k))
@@ -105,7 +88,9 @@ def test_topk_ties_nan_and_hidden_rows(move) -> None:
     block_size=st.integers(1, 9),
     seed=st.integers(0, 2**31),
 )
-def test_candidate_groups_equal_reference(assert_same, move, rows, groups, blocks, block_size, seed) -> None:
+def test_candidate_groups_equal_reference(
+    assert_same, move, make_scores, rows, groups, blocks, block_size, seed
+) -> None:
     scores, visible = make_scores(rows, groups, seed)
     expected = indexer.candidate_groups.reference(scores, visible, blocks, block_size)
     assert_same(fast.candidate_groups(*move((scores, visible)), blocks, block_size).cpu(), expected)
@@ -116,8 +101,8 @@ def test_float32_scores_take_the_reference(assert_same, move) -> None:
     assert_same(fast.top_groups(scores, 7), indexer.top_groups.reference(scores, 7))
 
 
-def test_records_of_another_size_are_refused(make_input) -> None:
-    q, weights, keys = make_query(make_input, 2, 3, 32, 5, 0)
+def test_records_of_another_size_are_refused(make_query) -> None:
+    q, weights, keys = make_query(2, 3, 32, 5, 0)
     with pytest.raises(ValueError, match="index record of 32 values takes 17 bytes"):
         fast.index_scores(q, weights, keys[:, :16])
     with pytest.raises(ValueError, match=r"slots must be \[G\] or \[2, G\], got shape \[3, 4\]"):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from sglang_ced.formats import Record
 from sglang_ced.kernels import compressor, records
@@ -15,15 +14,6 @@ from sglang_ced.kernels.triton import records as fast
 
 KINDS = ["global", "index", "window", "global_bf16", "index_bf16"]
 FEW = settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
-
-
-def values_of(make_input, rows: int, dim: int, seed: int, spread: int, magnitude: int) -> Tensor:
-    """Random values, some of them ties between two codes, zeros of both signs, infinities and the largest numbers."""
-    x = make_input((rows, dim), seed, spread) * 2.0**magnitude
-    generator = torch.Generator().manual_seed(seed)
-    special = torch.tensor([0.0, -0.0, 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5.0, 6.0, 1e-40, 3.39e38, -torch.inf])
-    picked = special[torch.randint(0, len(special), x.shape, generator=generator)].to(torch.bfloat16)
-    return torch.where(torch.rand(x.shape, generator=generator) < 0.1, picked, x)
 
 
 @FEW
@@ -35,9 +25,11 @@ def values_of(make_input, rows: int, dim: int, seed: int, spread: int, magnitude
     magnitude=st.integers(-110, 100),
     seed=st.integers(0, 2**31),
 )
-def test_records_equal_reference(assert_same, make_input, move, kind, rows, blocks, spread, magnitude, seed) -> None:
+def test_records_equal_reference(
+    assert_same, move, make_record_values, kind, rows, blocks, spread, magnitude, seed
+) -> None:
     record = Record(32 * blocks, kind)
-    values = values_of(make_input, rows, record.dim, seed, spread, magnitude)
+    values = make_record_values(rows, record.dim, seed, spread, magnitude)
     if not kind.startswith("global"):
         values = values.masked_fill(values.isinf(), 0)  # has no power of two to be scaled by
     generator = torch.Generator().manual_seed(seed)
@@ -69,8 +61,10 @@ def test_any_bytes_are_read_as_the_formats_say(assert_same, move, kind) -> None:
     magnitude=st.integers(-110, 100),
     seed=st.integers(0, 2**31),
 )
-def test_round_index_equals_reference(assert_same, make_input, move, rows, blocks, spread, magnitude, seed) -> None:
-    x = values_of(make_input, rows, 32 * blocks, seed, spread, magnitude)
+def test_round_index_equals_reference(
+    assert_same, move, make_record_values, rows, blocks, spread, magnitude, seed
+) -> None:
+    x = make_record_values(rows, 32 * blocks, seed, spread, magnitude)
     x = x.masked_fill(x.isinf(), 0)  # has no power of two to be scaled by
     assert_same(fast.round_index(move(x)).cpu(), records.round_index.reference(x))
 
