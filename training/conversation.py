@@ -7,7 +7,7 @@ tokens between it and the next: a sequence is mostly signal.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -21,8 +21,9 @@ from training.skills import Turn
 USER, ASSISTANT, SYSTEM = "<｜User｜>", "<｜Assistant｜>", "<｜System｜>"
 THINK, NO_THINK, DSML = "<think>", "</think>", "｜DSML｜"
 NOTED = "Noted."
-# How often each kind of turn comes; `tell` adds facts.
+# How often each kind of turn comes; `tell` adds facts. BROAD: once recall is learnt.
 MIX = {"recall": 8.0, "fact": 3.0, "sum": 3.0, "pattern": 2.0, "edit": 3.0, "chat": 0.7, "tell": 2.0}
+BROAD = {"recall": 4.0, "fact": 6.0, "sum": 5.0, "pattern": 2.0, "edit": 5.0, "chat": 0.7, "tell": 2.0}
 SEVERAL = 0.3  # share of recall questions that ask for up to three facts at once
 
 SystemText = Callable[[Sequence[skills.Tool], bool], str]
@@ -98,7 +99,7 @@ def system_text() -> SystemText:
     return text
 
 
-def conversation(writer: Writer, random: Random, length: int) -> Example:
+def conversation(writer: Writer, random: Random, length: int, mix: Mapping[str, float] = MIX) -> Example:
     """One conversation of at least `length` tokens; cut it there."""
     thinking = random.random() < 0.03
     with_tools = length >= 448 and random.random() < 0.35
@@ -111,7 +112,7 @@ def conversation(writer: Writer, random: Random, length: int) -> Example:
         count = max(2, int(share * (length - len(example.ids)) / (5 + 6 * filler)))
         writer.add(example, Turn("noted", notes.tell(count, filler), NOTED), thinking)
     while len(example.ids) < length:
-        for turn in _next(random, notes, tools):
+        for turn in _next(random, notes, tools, mix):
             writer.add(example, turn, thinking)
     return example
 
@@ -142,11 +143,11 @@ def drill(writer: Writer, random: Random, length: int, most_facts: int) -> Examp
     return example
 
 
-def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool]) -> list[Turn]:
+def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool], mix: Mapping[str, float]) -> list[Turn]:
     if tools and random.random() < 0.6:
         return random.choice(tools).use(random)
-    kinds = [k for k in MIX if k != "recall" or notes.owners]
-    kind = random.choices(kinds, [MIX[k] for k in kinds])[0]
+    kinds = [k for k in mix if k != "recall" or notes.owners]
+    kind = random.choices(kinds, [mix[k] for k in kinds])[0]
     if kind == "tell":
         text = notes.tell(random.randint(1, 4))
         if random.random() < 0.5 and notes.owners and text:  # told and asked in one breath

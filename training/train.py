@@ -43,23 +43,18 @@ class Data:
         self.writer, self.seed = conversation.Writer(tokens, conversation.system_text()), seed
 
     def batch(
-        self,
-        name: str,
-        count: int,
-        length: int,
-        drills: float = 0.0,
-        most_facts: int = 0,
-        skip: Collection[str] = (),
+        self, name: str, count: int, length: int, stage: recipe.Stage = recipe.PLAIN, skip: Collection[str] = ()
     ) -> tuple[Tensor, Tensor, list[conversation.Example]]:
         """ids [B, length + 1]; is_answer bool [B, length]: whether the next token is part of an answer.
 
-        drills: share of the texts that are drills, of up to most_facts facts. skip: skills whose answers do not count.
+        stage: its share of drills, and its mix of turns. skip: skills whose answers do not count.
         """
+        mix = conversation.BROAD if stage.broad else conversation.MIX
         random = Random(f"{self.seed} {name}")
         examples = [
-            conversation.drill(self.writer, random, length + 1, most_facts)
-            if random.random() < drills
-            else conversation.conversation(self.writer, random, length + 1)
+            conversation.drill(self.writer, random, length + 1, stage.most_facts)
+            if random.random() < stage.drills
+            else conversation.conversation(self.writer, random, length + 1, mix)
             for _ in range(count)
         ]
         ids = torch.tensor([example.ids[: length + 1] for example in examples])
@@ -176,9 +171,7 @@ class Trainer:
         length = random.choice(stage.lengths)
         missing = _missing(random) if stage.drills < 1 else None
         skip = recipe.WITHOUT[missing][1] if missing else ()
-        ids, answer, _ = self.data.batch(
-            f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage.drills, stage.most_facts, skip
-        )
+        ids, answer, _ = self.data.batch(f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage, skip)
         floors = self._floors(stage, random, len(ids), length)
         self.tokens += ids.shape[0] * length
         mine = slice(self.group.rank, None, self.group.count)
