@@ -24,6 +24,8 @@ NOTED = "Noted."
 # How often each kind of turn comes; `tell` adds facts. BROAD: once recall is learnt.
 MIX = {"recall": 8.0, "fact": 3.0, "sum": 3.0, "pattern": 2.0, "edit": 3.0, "chat": 0.7, "tell": 2.0}
 BROAD = {"recall": 4.0, "fact": 6.0, "sum": 5.0, "pattern": 2.0, "edit": 5.0, "chat": 0.7, "tell": 2.0}
+# Skills whose answer is an n-gram's, and the token of the answer that is: "A pilot." and "32".
+BY_HEART = {"fact": 1, "sum": 0}
 SEVERAL = 0.3  # share of recall questions that ask for up to three facts at once
 
 SystemText = Callable[[Sequence[skills.Tool], bool], str]
@@ -31,10 +33,14 @@ SystemText = Callable[[Sequence[skills.Tool], bool], str]
 
 @dataclass
 class Example:
-    """ids of one conversation; `answers`: (skill, first, end) of every answer, its end-of-text token included."""
+    """ids of one conversation; `answers`: (skill, first, end) of every answer, its end-of-text token included.
+
+    cues: (row, place) where the next token of a row is known by heart, from the n-gram that ends at the place.
+    """
 
     ids: list[int] = field(default_factory=list)
     answers: list[tuple[str, int, int]] = field(default_factory=list)
+    cues: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Writer:
@@ -53,8 +59,12 @@ class Writer:
     def add(self, example: Example, turn: Turn, thinking: bool = False) -> None:
         """Append the question, and the answer as what is to be learnt."""
         answer = call_text(turn.calls) if turn.calls else turn.answer
-        example.ids += self.encode(USER + turn.user + ASSISTANT + (THINK if thinking else NO_THINK))
+        example.ids += self.encode(USER + turn.user)
+        asked = len(example.ids)
+        example.ids += self.encode(ASSISTANT + (THINK if thinking else NO_THINK))
         first = len(example.ids)
+        if turn.skill in BY_HEART and not thinking:
+            example.cues.append((first - 1 + BY_HEART[turn.skill], asked - 2))  # before the question mark
         example.ids += self.encode((NO_THINK if thinking else "") + answer + EOS)
         example.answers.append((turn.skill, first, len(example.ids)))
 

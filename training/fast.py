@@ -8,8 +8,8 @@ What differs from the reference, and is held equal to it by `test/training/test_
 
 What is new: the indexer's own loss. Which groups are picked has no gradient, so its scores are taught to follow the
 attention that the layer pays (KL divergence, gradients stop at its inputs), as DeepSeek's sparse attention does. And
-guidance, at the start of training: a fact's tokens are to look at whom it is about, and the answer at where the fact
-was told. A deep network and a batch this small take tens of millions of tokens to find that out by themselves.
+guidance, at the start of training: a fact's tokens are to look at whom it is about, an answer at where the fact was
+told or at the n-gram it is known by. A deep network and a batch this small take long to find that out by themselves.
 """
 
 from __future__ import annotations
@@ -35,14 +35,35 @@ QUICK = Numerics(
 
 
 @dataclass
+class Guidance:
+    """Where attention is to look, bool [B, T, T] each: row, position.
+
+    sources: where a row's next token is to be read (by the decoder, in global KV). subjects: what the row speaks of (by
+    the layers with the window alone). cues: the end of the n-gram by which the next token is known (by the encoder, in
+    its windows, from the first layer with n-gram memory on). The lists are filled in by the layers.
+    """
+
+    sources: Tensor
+    subjects: Tensor
+    cues: Tensor
+    at_sources: list[Tensor] = field(default_factory=list)
+    at_subjects: list[Tensor] = field(default_factory=list)
+    at_cues: list[Tensor] = field(default_factory=list)
+
+    def loss(self) -> Tensor:
+        """-log of the share of attention paid to each, of the head that pays it most over the batch; summed."""
+        every = (looks for looks in (self.at_sources, self.at_subjects, self.at_cues) if looks)
+        best = (torch.cat(looks, 1).mean(0).max() for looks in every if len(looks[0]))
+        return -torch.stack([torch.zeros(()), *best]).sum()
+
+
+@dataclass
 class Lesson:
     """What one forward of a training step adds to `Shared`.
 
     sparse: attend to the indexer's groups only; else to all. engram, global_kv: False = the model does without.
     encoder_floor, decoder_floor: int64 [B] or None.
-    sources, subjects: bool [B, T, T] or None: where a row's next token is to be read, and what the row speaks of.
-    index_losses: filled in by the layers that own a selection. far_looks, near_looks: by the layers that are to look at
-    the sources (decoder, in global KV) and at the subjects (layers with the window alone).
+    index_losses: filled in by the layers that own a selection.
     """
 
     sparse: bool = True
@@ -51,11 +72,8 @@ class Lesson:
     global_kv: bool = True
     encoder_floor: Tensor | None = None
     decoder_floor: Tensor | None = None
-    sources: Tensor | None = None
-    subjects: Tensor | None = None
+    guidance: Guidance | None = None
     index_losses: list[Tensor] = field(default_factory=list)
-    far_looks: list[Tensor] = field(default_factory=list)
-    near_looks: list[Tensor] = field(default_factory=list)
     window_masks: dict[bool, Tensor] = field(default_factory=dict)
 
 
@@ -72,15 +90,18 @@ class FastAttention(Attention):
         q = rotate(self.wq_b(q_lora).unflatten(-1, (c.num_attention_heads, c.head_dim)), positions, freq)
         keys = num.quant(formats.fake_quant_e4m3, rotate(self.kv_norm(self.wkv(x)), positions, freq))
         mask = self._window_mask(x.shape[0], tokens)
-        if self.lesson.subjects is not None and not self.plan.ratio:
-            self.lesson.near_looks.append(looks_at(q, keys, mask, self.lesson.subjects))
+        guidance = self.lesson.guidance
+        if guidance and not self.plan.ratio:
+            guidance.at_subjects.append(looks_at(q, keys, mask, guidance.subjects))
+        if guidance and not self.plan.is_decoder and self.plan.index >= self.config.engram_layer_ids[0]:
+            guidance.at_cues.append(looks_at(q, keys, mask, guidance.cues))
         if self.plan.ratio:
             allowed = self._allowed(x, q, q_lora, positions, freq, shared)
             latents = shared.latents[self.plan.kv_source or 0]
             if not self.lesson.global_kv:
                 allowed = torch.full_like(allowed, HIDDEN)
-            elif self.lesson.sources is not None and self.plan.is_decoder:
-                self.lesson.far_looks.append(looks_at(q, latents, allowed, self.lesson.sources))
+            elif guidance and self.plan.is_decoder:
+                guidance.at_sources.append(looks_at(q, latents, allowed, guidance.sources))
             keys = torch.cat((keys, latents), 1)
             mask = torch.cat((mask, allowed.expand(x.shape[0], -1, -1)), 2)
         out = dense_attention(q, keys, mask, self.attn_sink)
@@ -175,11 +196,6 @@ def looks_at(q: Tensor, keys: Tensor, mask: Tensor, sources: Tensor) -> Tensor:
     scores = torch.einsum("nhd,nkd->nhk", q[text, row], keys[text]) * q.shape[-1] ** -0.5
     log = (scores + mask.expand_as(sources)[text, row][:, None]).log_softmax(-1)
     return log.masked_fill(~sources[text, row][:, None], HIDDEN).logsumexp(-1)
-
-
-def guide_loss(looks: list[Tensor]) -> Tensor:
-    """-log of the share of attention paid to the sources, of the head that pays them most over the batch."""
-    return -torch.cat(looks, 1).mean(0).max()
 
 
 class FastMoE(MoE):

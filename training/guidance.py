@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from training import lexicon
+from training import fast, lexicon
+from training.conversation import Example
 
 NEAR = 3  # tokens from a name to the last word of a fact about it
 
@@ -25,11 +26,11 @@ class Guide:
         for thing in lexicon.THINGS:
             self.is_thing[encode(" " + thing)[0]] = True
 
-    def look(self, ids: Tensor, answer: Tensor) -> tuple[Tensor, Tensor]:
-        """sources, subjects: bool [B, T, T], see `fast.Lesson`. ids [B, T + 1]; answer bool [B, T].
+    def look(self, ids: Tensor, answer: Tensor, examples: Sequence[Example]) -> fast.Guidance:
+        """bool [B, T, T] each. ids [B, T + 1]; answer bool [B, T].
 
         sources: rows whose next token is the thing of an answer -> where the same thing was told of the same name.
-        subjects: rows up to NEAR tokens after a name -> that name.
+        subjects: rows up to NEAR tokens after a name -> that name. cues: those of the examples.
         """
         seen, following = ids[:, :-1], ids[:, 1:]
         position = torch.arange(seen.shape[1])
@@ -40,4 +41,9 @@ class Guide:
         sources = asked[:, :, None] & told[:, None] & (following[:, :, None] == seen[:, None])
         sources &= (name[:, :, None] == name[:, None]) & (position[:, None] >= position)
         near = (last >= 0) & (position - last <= NEAR)
-        return sources, near[:, :, None] & (position == last[:, :, None])
+        cues = torch.zeros_like(sources)
+        for text, example in enumerate(examples):
+            for row, place in example.cues:
+                if row < len(position):
+                    cues[text, row, place] = True
+        return fast.Guidance(sources, near[:, :, None] & (position == last[:, :, None]), cues)

@@ -171,7 +171,9 @@ class Trainer:
         length = random.choice(stage.lengths)
         missing = _missing(random) if stage.drills < 1 else None
         skip = recipe.WITHOUT[missing][1] if missing else ()
-        ids, answer, _ = self.data.batch(f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage, skip)
+        ids, answer, examples = self.data.batch(
+            f"step {self.step}", recipe.TOKENS_PER_STEP // length, length, stage, skip
+        )
         floors = self._floors(stage, random, len(ids), length)
         self.tokens += ids.shape[0] * length
         mine = slice(self.group.rank, None, self.group.count)
@@ -181,7 +183,7 @@ class Trainer:
         )
         lesson.engram, lesson.global_kv = missing != "engram", missing != "global_kv"
         if stage.guide and not missing:
-            lesson.sources, lesson.subjects = self.guide.look(ids, answer)
+            lesson.guidance = self.guide.look(ids, answer, examples[mine] if stage.cues else [])
         states = self.model.hidden(ids[:, :-1], lesson)
         losses = F.cross_entropy(self.model.head(states).flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
         losses, chosen = losses.view_as(answer), answer.float()
@@ -191,9 +193,7 @@ class Trainer:
         answer_loss = (losses * chosen).sum() / answers
         prompt_loss = (losses * (1 - chosen)).mean()
         index_loss = torch.stack(lesson.index_losses).sum() if lesson.index_losses else torch.zeros(())
-        guide_loss = torch.zeros(())
-        if lesson.sources is not None:
-            guide_loss = fast.guide_loss(lesson.far_looks) + fast.guide_loss(lesson.near_looks)
+        guide_loss = lesson.guidance.loss() if lesson.guidance else torch.zeros(())
         whole = answer_loss + recipe.PROMPT_WEIGHT * prompt_loss
         (whole + recipe.INDEX_WEIGHT * index_loss + stage.guide * guide_loss).backward()
         self._update()

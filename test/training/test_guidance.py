@@ -6,7 +6,7 @@ from random import Random
 
 import torch
 
-from training import conversation, guidance, tokenizer
+from training import conversation, guidance, skills, tokenizer
 
 TOKENS = tokenizer.train()
 ENCODE = conversation.Writer(TOKENS, lambda tools, thinking: "").encode
@@ -20,7 +20,8 @@ def test_the_source_of_an_answer_is_where_the_same_was_told_of_the_same_name() -
     row = len(words) - 6  # " a" of the second "Ada has a fox."
     assert words[row : row + 3] == ["a", "fox", "."]
     answer[0, row] = True
-    sources, subjects = guide.look(ids, answer)
+    guidance_ = guide.look(ids, answer, [])
+    sources, subjects = guidance_.sources, guidance_.subjects
     assert sources[0].nonzero().tolist() == [[row, 3]]
     # a row up to three tokens after a name speaks of it; the full stop does not
     about = {at: words[name] for at, name in subjects[0].nonzero().tolist()}
@@ -35,7 +36,24 @@ def test_every_answer_of_a_drill_was_told_before() -> None:
         ids, answer = torch.tensor([example.ids[:129]]), torch.zeros(1, 129, dtype=torch.bool)
         for _, first, end in example.answers:
             answer[0, first:end] = True
-        sources, _ = guide.look(ids, answer[:, 1:])
+        sources = guide.look(ids, answer[:, 1:], [example]).sources
         asked = answer[0, 1:].nonzero().flatten().tolist()
         assert asked
         assert sources[0].any(-1).nonzero().flatten().tolist() == asked
+
+
+def test_cues_point_from_what_is_known_by_heart_to_its_ngram() -> None:
+    guide = guidance.Guide(ENCODE, TOKENS.get_vocab_size())
+    writer, random = conversation.Writer(TOKENS, lambda tools, thinking: ""), Random(0)
+    example = writer.start()
+    turns = [skills.fact(random), skills.sum_(random)]
+    for turn in turns:
+        writer.add(example, turn)
+    ids = torch.tensor([example.ids])
+    cues = guide.look(ids, torch.zeros(1, len(example.ids) - 1, dtype=torch.bool), [example]).cues
+    shown = [
+        (TOKENS.decode([example.ids[row + 1]]), TOKENS.decode([example.ids[place]])) for _, row, place in cues.nonzero()
+    ]
+    fact, sum_ = turns
+    assert shown[0] == (fact.answer.removeprefix("A").removesuffix("."), " " + fact.user.removesuffix("?").split()[-1])
+    assert shown[1] == (sum_.answer, sum_.user.removesuffix("?")[-1])
