@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import requests
+from benchmark.shape.large_tables import TABLES, enlarge
 from oracle import after_hit
 from servers import Server
 from traffic import prompt_ids
 
+from sglang_ced.config import CedConfig
 from sglang_ced.engine.offline import OfflineEngine
+from sglang_ced.engram_store.placement import StoreOptions
 
 FILES = ("--ced-engram-placement", "mmap", "--ced-engram-cache-mib", "0")
 LAUNCH = (*FILES, "--enable-metrics", "--chunked-prefill-size", "64", "--max-total-tokens", "8192")
@@ -22,8 +24,17 @@ LAUNCH = (*FILES, "--enable-metrics", "--chunked-prefill-size", "64", "--max-tot
 
 @pytest.fixture(scope="module")
 def own_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy, whose files the tests change."""
-    return shutil.copytree(model, tmp_path_factory.mktemp("model") / "ced-toy")
+    """ced-toy with other tables, in a shard of their own as the released ones are; the tests change its files."""
+    path = tmp_path_factory.mktemp("model") / "ced-toy"
+    enlarge(model, path, 2 * CedConfig.from_dir(model).engram_vocab_size, sparse=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bounded(own_model: Path) -> OfflineEngine:
+    """What its answers must equal; its tables are a copy in memory."""
+    engram = StoreOptions("ram")
+    return OfflineEngine.from_pretrained(own_model, replay="bounded", max_tokens=16384, page_size=2, engram=engram)
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +114,15 @@ def test_a_stream_ends_where_the_file_changed(
     assert "changed while it was served" in json.dumps(reason)
     assert 5 <= len(ids) < 2000
     assert ids == after_hit(bounded, prompt, len(ids), 0)[0]
+
+
+def test_a_truncated_file_ends_requests_and_not_the_server(server: Server, own_model: Path) -> None:
+    """Through a mapping this would be a SIGBUS."""
+    os.truncate(own_model / TABLES, 4096)
+    for seed in (8, 9):
+        answer = server.post("/generate", input_ids=prompt_ids(100, seed), sampling_params={"max_new_tokens": 4})
+        assert answer.status_code == 503
+        assert f"{TABLES}: changed while it was served: it had " in answer.text
+        assert "and has 4096; restart" in answer.text
+    assert server.process.poll() is None
+    assert server.metrics()["engram_failures_total"] >= 2
