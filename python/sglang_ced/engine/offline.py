@@ -173,7 +173,9 @@ class OfflineEngine:
                 )
             )
         step = self.state.plan(spans, self.slot_table)
-        next_chunks = self._history([(s, s.computed + n, min(s.prompt_len, s.computed + 2 * n)) for s, n in work])
+        next_chunks = self._history(
+            [(s, s.computed + n, min(s.prompt_len, len(s.tokens), s.computed + 2 * n)) for s, n in work]
+        )
         logits = self.model.logits(self.model.forward(step, self.state, next_chunks))
         for sequence, count in work:
             sequence.computed += count
