@@ -153,6 +153,22 @@ def drill(writer: Writer, random: Random, length: int, most_facts: int) -> Examp
     return example
 
 
+def drill_by_heart(writer: Writer, random: Random, length: int) -> Example:
+    """Jobs and sums told one after the other, each with its answer: the densest text to learn them by heart from."""
+    example = writer.start()
+    while len(example.ids) < length:
+        turn = (skills.fact if random.random() < 0.5 else skills.sum_)(random)
+        asked, known = turn.user, turn.answer
+        if turn.skill == "fact":  # the job comes right after the name
+            asked, known = asked.removesuffix("?"), known.removeprefix("A").removesuffix(".")
+        example.ids += writer.encode(" " + asked)
+        first = len(example.ids)
+        example.ids += writer.encode(known)
+        example.answers.append((turn.skill, first, len(example.ids)))
+        example.ids += writer.encode(".")
+    return example
+
+
 def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool], mix: Mapping[str, float]) -> list[Turn]:
     if tools and random.random() < 0.6:
         return random.choice(tools).use(random)

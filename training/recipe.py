@@ -22,9 +22,10 @@ BALANCE_RATE = 2e-3
 class Stage:
     """steps: last step of the stage. lengths: tokens per text, drawn per step.
 
-    drills: share of texts that are drills, of up to most_facts facts. broad: turns of all skills alike, else mostly
-    recall. guide: weight of the loss that shows attention where to look; cues: also at what is known by heart. floors:
-    share of texts that see a replay boundary. rate: learning rate at start and end, as shares of the full one.
+    drills: share of texts that are drills, of up to most_facts facts; by_heart: of drills of jobs and sums. broad: turns
+    of all skills alike, else mostly recall. guide: weight of the loss that shows attention where to look; cues: also at
+    what is known by heart. floors: share of texts that see a replay boundary. rate: learning rate at start and end, as
+    shares of the full one.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Stage:
     most_facts: int = 4
     guide: float = 0.0
     cues: bool = False
+    by_heart: float = 0.0
     broad: bool = False
     sparse: bool = False
     teach_indexer: bool = False
@@ -48,11 +50,12 @@ STAGES = (
     Stage("drill more", 280, (128,), drills=1.0, most_facts=16, guide=0.5),
     Stage("short", 680, (128,), drills=0.2, most_facts=24, guide=0.2),
     Stage("broad", 880, (128,), drills=0.1, most_facts=24, guide=0.1, broad=True),
-    Stage("by heart", 1100, (128,), drills=0.1, most_facts=24, guide=0.1, cues=True, broad=True),
-    Stage("long", 1340, (256, 512), drills=0.05, most_facts=40, guide=0.1, cues=True, broad=True, teach_indexer=True),
-    Stage("sparse", 1560, (256, 512), broad=True, sparse=True, teach_indexer=True, floors=0.5),
+    Stage("cues", 1080, (128,), drills=0.1, most_facts=24, guide=0.1, cues=True, broad=True),
+    Stage("by heart", 1260, (128,), drills=0.05, most_facts=24, by_heart=0.4, guide=0.1, cues=True, broad=True),
+    Stage("long", 1460, (256, 512), by_heart=0.1, guide=0.1, cues=True, broad=True, teach_indexer=True),
+    Stage("sparse", 1640, (256, 512), by_heart=0.05, broad=True, sparse=True, teach_indexer=True, floors=0.5),
     Stage(
-        "anneal", 1860, (256, 512), broad=True, sparse=True, teach_indexer=True, fake_quant=True, floors=0.5,
+        "anneal", 1900, (256, 512), broad=True, sparse=True, teach_indexer=True, fake_quant=True, floors=0.5,
         rate=(1.0, 0.03),
     ),
 )  # fmt: skip

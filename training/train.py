@@ -51,12 +51,15 @@ class Data:
         """
         mix = conversation.BROAD if stage.broad else conversation.MIX
         random = Random(f"{self.seed} {name}")
-        examples = [
-            conversation.drill(self.writer, random, length + 1, stage.most_facts)
-            if random.random() < stage.drills
-            else conversation.conversation(self.writer, random, length + 1, mix)
-            for _ in range(count)
-        ]
+        examples = []
+        for _ in range(count):
+            kind = random.random()
+            if kind < stage.drills:
+                examples.append(conversation.drill(self.writer, random, length + 1, stage.most_facts))
+            elif kind < stage.drills + stage.by_heart:
+                examples.append(conversation.drill_by_heart(self.writer, random, length + 1))
+            else:
+                examples.append(conversation.conversation(self.writer, random, length + 1, mix))
         ids = torch.tensor([example.ids[: length + 1] for example in examples])
         answer = torch.zeros(count, length + 1, dtype=torch.bool)
         for row, example in enumerate(examples):
