@@ -70,8 +70,8 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     _add_reading(parser, "show this trace instead, and write it if --out is given")
 
 
-def _add_reading(parser: argparse.ArgumentParser, text: str, required: bool = False) -> None:
-    parser.add_argument("--trace", type=Path, required=required, metavar="FILE", help=text)
+def _add_reading(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=text)
     parser.add_argument("--form", choices=FORMS, help="of the file (default: told from its content)")
     parser.add_argument("--block", type=int, metavar="N", help="tokens of a block (generated: 64)")
     parser.add_argument(
@@ -80,7 +80,7 @@ def _add_reading(parser: argparse.ArgumentParser, text: str, required: bool = Fa
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
-    _add_reading(parser, "trace to replay", required=True)
+    _add_reading(parser, "trace to replay")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), metavar="DIR", help="for runs and report")
     parser.add_argument("--tools", type=Path, default=HOME, metavar="DIR", help=f"environments (default: {HOME})")
     parser.add_argument("--token-seed", type=int, default=0, metavar="N", help="of the prompts' tokens (default: 0)")
@@ -162,6 +162,8 @@ def _trace(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, prompts: Prompts) -> Plan:
     model = args.model or bundled_path("ced-tiny")
+    if args.trace is None:
+        raise BenchError("give --trace FILE: `ced bench trace` writes one")
     trace = read_trace(args.trace, args.form, args.block, args.model)
     return Plan(trace, model, args.out, args.token_seed, prompts, args.tools, args.threads, args.quiet)
 
