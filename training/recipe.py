@@ -22,10 +22,10 @@ BALANCE_RATE = 2e-3
 class Stage:
     """steps: last step of the stage. lengths: tokens per text, drawn per step.
 
-    drills: share of texts that are drills, of up to most_facts facts; by_heart: of drills of jobs and sums. broad: turns
-    of all skills alike, else mostly recall. guide: weight of the loss that shows attention where to look; cues: also at
-    what is known by heart. floors: share of texts that see a replay boundary. rate: learning rate at start and end, as
-    shares of the full one.
+    drills: share of texts that are drills, of up to most_facts facts; by_heart: of drills of jobs and sums. broad:
+    turns of all skills alike, else mostly recall. guide: weight of the loss that shows attention where to look; cues:
+    also at what is known by heart. floors: share of texts that see a replay boundary. rate: learning rate at start and
+    end, as shares of the full one.
     """
 
     name: str
