@@ -112,7 +112,7 @@ def system_text() -> SystemText:
 def conversation(writer: Writer, random: Random, length: int, mix: Mapping[str, float] = MIX) -> Example:
     """One conversation of at least `length` tokens; cut it there."""
     thinking = random.random() < 0.03
-    with_tools = length >= 448 and random.random() < 0.35
+    with_tools = length >= 448 and random.random() < 0.5
     tools = skills.tools(random, random.randint(1, 2)) if with_tools else []
     example = writer.start(tools, thinking)
     notes = skills.Notes(random)
