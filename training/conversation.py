@@ -170,7 +170,7 @@ def drill_by_heart(writer: Writer, random: Random, length: int) -> Example:
 
 
 def _next(random: Random, notes: skills.Notes, tools: list[skills.Tool], mix: Mapping[str, float]) -> list[Turn]:
-    if tools and random.random() < 0.6:
+    if tools and random.random() < 0.8:
         return random.choice(tools).use(random)
     kinds = [k for k in mix if k != "recall" or notes.owners]
     kind = random.choices(kinds, [mix[k] for k in kinds])[0]
