@@ -165,7 +165,7 @@ STEP ?=
 ACCURACY := $(BIN)/python test/accuracy/run.py $(STEP) $(if $(MODEL),--model '$(MODEL)')
 
 .PHONY: test-accuracy
-test-accuracy: setup $(STAMP)/accuracy  ## The accuracy gates on ced-tiny, or MODEL=DIR (QUICK=1: one skill, a few minutes).
+test-accuracy: setup $(STAMP)/accuracy  ## The accuracy gates on ced-tiny, or MODEL=DIR (QUICK=1: three skills, a few minutes).
 	@OMP_WAIT_POLICY=PASSIVE $(ACCURACY) --suite $(if $(QUICK),quick,tiny) $(ARGS)
 
 .PHONY: test-accuracy-controls

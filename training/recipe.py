@@ -52,10 +52,10 @@ STAGES = (
     Stage("broad", 880, (128,), drills=0.1, most_facts=24, guide=0.1, broad=True),
     Stage("cues", 1080, (128,), drills=0.1, most_facts=24, guide=0.1, cues=True, broad=True),
     Stage("by heart", 1260, (128,), drills=0.05, most_facts=24, by_heart=0.4, guide=0.1, cues=True, broad=True),
-    Stage("long", 1460, (256, 512, 512), by_heart=0.1, guide=0.1, cues=True, broad=True, teach_indexer=True),
-    Stage("sparse", 1640, (256, 512, 512), by_heart=0.05, broad=True, sparse=True, teach_indexer=True, floors=0.5),
+    Stage("long", 1440, (256, 512, 512), by_heart=0.1, guide=0.1, cues=True, broad=True, teach_indexer=True),
+    Stage("sparse", 1560, (256, 512, 512), by_heart=0.05, broad=True, sparse=True, teach_indexer=True, floors=0.5),
     Stage(
-        "anneal", 1900, (256, 512, 512), broad=True, sparse=True, teach_indexer=True, fake_quant=True, floors=0.5,
+        "anneal", 1780, (256, 512, 512), broad=True, sparse=True, teach_indexer=True, fake_quant=True, floors=0.5,
         rate=(1.0, 0.03),
     ),
 )  # fmt: skip
