@@ -55,6 +55,8 @@ def fuse(streams: Tensor, keys_value: Tensor, qk_weight: Tensor, eps: float, ali
 _look_up, _read_rows, _fuse = ops.look_up.default, ops.read_rows.default, ops.fuse.default
 fake(
     "sgl_kernel_ext::look_up",
-    lambda codes, scales, rows, serial=False: codes.new_empty((rows.shape[0], rows.shape[1] * codes.shape[1]), dtype=torch.bfloat16),
+    lambda codes, scales, rows, serial=False: codes.new_empty(
+        (rows.shape[0], rows.shape[1] * codes.shape[1]), dtype=torch.bfloat16
+    ),
 )
 fake("sgl_kernel_ext::fuse", lambda streams, *_: torch.empty_like(streams))
