@@ -6,9 +6,11 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.checkpoint.token_map import build_token_map
@@ -16,32 +18,49 @@ from sglang_ced.cli.models import bundled_path
 from training import fast, shape, train
 from training.conversation import Example
 
-SEED, TEXTS, AT_ONCE, REPLAYS = "evaluation", 96, 32, 6
+SEED, TEXTS, REPLAYS, AT_ONCE = "evaluation", 96, 576, 32
+
+Found: TypeAlias = dict[str, list[bool]]
 
 
-def evaluate(model: Path, length: int, replay: bool = False) -> dict[str, list[bool]]:
-    """Whether each answer in TEXTS conversations of `length` tokens is right, by skill.
+class Exam:
+    """A checkpoint, and texts of `length` tokens that it was never trained on."""
 
-    replay: of each conversation one answer counts, and is written as after a cache hit that ends up to two windows
-    before it: window keys from before the last window of the hit are missing, in the decoder from before the last
-    window of the question.
-    """
-    checkpoint = Checkpoint.open(model)
-    network = fast.FastReference(
-        checkpoint.config, build_token_map(model, checkpoint.config), replace(fast.QUICK, fake_quant=True)
-    )
-    network.load_tensors(dict(checkpoint.dequantized()))
-    data = train.Data(Tokenizer.from_file(str(model / "tokenizer.json")), SEED)
-    found: dict[str, list[bool]] = {}
-    for part in range(TEXTS * (REPLAYS if replay else 1) // AT_ONCE):
-        ids, _, examples = data.batch(f"{length} {part}", AT_ONCE, length)
-        lesson = fast.Lesson()
-        if replay:
-            floors = [_after_a_hit(example, length, Random(f"{part} {n}")) for n, example in enumerate(examples)]
-            lesson.encoder_floor, lesson.decoder_floor = torch.tensor(floors).unbind(1)
-        for skill, right in train.answered(network, ids, examples, lesson).items():
+    def __init__(self, model: Path, length: int) -> None:
+        checkpoint = Checkpoint.open(model)
+        numerics = replace(fast.QUICK, fake_quant=True)
+        self.length = length
+        self.network = fast.FastReference(checkpoint.config, build_token_map(model, checkpoint.config), numerics)
+        self.network.load_tensors(dict(checkpoint.dequantized()))
+        self.data = train.Data(Tokenizer.from_file(str(model / "tokenizer.json")), SEED)
+
+    def exact(self) -> Found:
+        """Whether each answer in TEXTS conversations is right, by skill."""
+        found: Found = {}
+        for part in range(TEXTS // AT_ONCE):
+            ids, _, examples = self.data.batch(f"{self.length} {part}", AT_ONCE, self.length)
+            self._add(found, ids, examples, fast.Lesson())
+        return found
+
+    def exact_and_replayed(self) -> tuple[Found, Found]:
+        """One answer of each of REPLAYS conversations: written exactly, and as after a cache hit.
+
+        The hit ends up to two windows before the answer: window keys from before the last window of the hit are
+        missing, in the decoder from before the last window of the question.
+        """
+        exact: Found = {}
+        replayed: Found = {}
+        for part in range(REPLAYS // AT_ONCE):
+            ids, _, examples = self.data.batch(f"{self.length} {part}", AT_ONCE, self.length)
+            floors = [_after_a_hit(example, self.length, Random(f"{part} {n}")) for n, example in enumerate(examples)]
+            encoder, decoder = torch.tensor(floors).unbind(1)
+            self._add(exact, ids, examples, fast.Lesson())
+            self._add(replayed, ids, examples, fast.Lesson(encoder_floor=encoder, decoder_floor=decoder))
+        return exact, replayed
+
+    def _add(self, found: Found, ids: Tensor, examples: list[Example], lesson: fast.Lesson) -> None:
+        for skill, right in train.answered(self.network, ids, examples, lesson).items():
             found.setdefault(skill, []).extend(right)
-    return found
 
 
 def _after_a_hit(example: Example, length: int, random: Random) -> tuple[int, int]:
@@ -59,9 +78,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens per text")
     parser.add_argument("--replay", action="store_true", help="one answer of each text, as after a cache hit")
     options = parser.parse_args()
-    print("| skill | right | answers |\n|---|---|---|")
-    for skill, right in sorted(evaluate(options.model, options.length, options.replay).items()):
-        print(f"| {skill} | {100 * sum(right) / len(right):.1f} % | {len(right)} |")
+    exam = Exam(options.model, options.length)
+    columns = exam.exact_and_replayed() if options.replay else (exam.exact(),)
+    print("| skill | " + ("right | after a hit" if options.replay else "right") + " | answers |")
+    print("|---" * (len(columns) + 2) + "|")
+    for skill, answers in sorted(columns[0].items()):
+        shares = " | ".join(f"{100 * sum(column[skill]) / len(answers):.1f} %" for column in columns)
+        print(f"| {skill} | {shares} | {len(answers)} |")
 
 
 if __name__ == "__main__":
