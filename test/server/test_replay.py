@@ -91,10 +91,11 @@ def test_a_prefill_is_logged_beside_the_line_of_sglang(server: Server) -> None:
     while time.monotonic() < deadline:
         lines = [line for line in server.output().splitlines() if "Prefill" in line]  # not those of other processes
         ours = [i for i, line in enumerate(lines) if expected in line]
-        if len(ours) == 1 and any("Prefill batch" in line for line in lines[ours[0] + 1 : ours[0] + 2]):
+        following = lines[ours[0] + 1 : ours[0] + 3] if len(ours) == 1 else []
+        if len(following) == 2 and "Prefill engram" in following[0] and "Prefill batch" in following[1]:
             return
         time.sleep(0.2)
-    pytest.fail(f"no line of SGLang's after ours: {lines[-4:]}")
+    pytest.fail(f"not one line on replay, one on n-gram memory and SGLang's, in this order: {lines[-4:]}")
 
 
 def test_hits_of_one_batch_take_one_forward(server: Server, check_trace: Any) -> None:
