@@ -7,7 +7,7 @@ tokens between it and the next: a sequence is mostly signal.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -35,12 +35,14 @@ SystemText = Callable[[Sequence[skills.Tool], bool], str]
 class Example:
     """ids of one conversation; `answers`: (skill, first, end) of every answer, its end-of-text token included.
 
-    cues: (row, place) where the next token of a row is known by heart, from the n-gram that ends at the place.
+    cues: (row, place) where the next token of a row is known by heart, from the n-gram that ends at the place. copies:
+    (row, place) where the next token of a row is that at the place.
     """
 
     ids: list[int] = field(default_factory=list)
     answers: list[tuple[str, int, int]] = field(default_factory=list)
     cues: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Writer:
@@ -59,6 +61,7 @@ class Writer:
     def add(self, example: Example, turn: Turn, thinking: bool = False) -> None:
         """Append the question, and the answer as what is to be learnt."""
         answer = call_text(turn.calls) if turn.calls else turn.answer
+        begin = len(example.ids) + 1
         example.ids += self.encode(USER + turn.user)
         asked = len(example.ids)
         example.ids += self.encode(ASSISTANT + (THINK if thinking else NO_THINK))
@@ -67,6 +70,16 @@ class Writer:
             example.cues.append((first - 1 + BY_HEART[turn.skill], asked - 2))  # before the question mark
         example.ids += self.encode((NO_THINK if thinking else "") + answer + EOS)
         example.answers.append((turn.skill, first, len(example.ids)))
+        if turn.calls:
+            example.copies += self._copies(example.ids, begin, asked, first)
+
+    def _copies(self, ids: list[int], begin: int, asked: int, first: int) -> Iterator[tuple[int, int]]:
+        """Which tokens of a call, from `first` on, are those of the request at begin..asked, in the same order."""
+        words = [self.tokenizer.decode([token]).strip() for token in ids]
+        request = [place for place in range(begin, asked) if words[place] not in ("", "Use", "with", "and")]
+        for at in range(first, len(ids)):
+            if request and words[at] == words[request[0]]:
+                yield at - 1, request.pop(0)
 
 
 def call_text(calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
@@ -166,6 +179,15 @@ def drill_by_heart(writer: Writer, random: Random, length: int) -> Example:
         example.ids += writer.encode(known)
         example.answers.append((turn.skill, first, len(example.ids)))
         example.ids += writer.encode(".")
+    return example
+
+
+def drill_tools(writer: Writer, random: Random, length: int) -> Example:
+    """One tool after another is used, without their schemas: kinds of values follow from the names of parameters."""
+    example = writer.start()
+    while len(example.ids) < length:
+        for turn in skills.tools(random, 1)[0].use(random):
+            writer.add(example, turn)
     return example
 
 

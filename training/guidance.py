@@ -30,7 +30,8 @@ class Guide:
         """bool [B, T, T] each. ids [B, T + 1]; answer bool [B, T].
 
         sources: rows whose next token is the thing of an answer -> where the same thing was told of the same name.
-        subjects: rows up to NEAR tokens after a name -> that name. cues: those of the examples.
+        subjects: rows up to NEAR tokens after a name -> that name. cues: those of the examples, whose copies
+            are sources, too.
         """
         seen, following = ids[:, :-1], ids[:, 1:]
         position = torch.arange(seen.shape[1])
@@ -46,4 +47,7 @@ class Guide:
             for row, place in example.cues:
                 if row < len(position):
                     cues[text, row, place] = True
+            for row, place in example.copies:
+                if row < len(position):
+                    sources[text, row, place] = True
         return fast.Guidance(sources, near[:, :, None] & (position == last[:, :, None]), cues)

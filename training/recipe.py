@@ -22,7 +22,7 @@ BALANCE_RATE = 2e-3
 class Stage:
     """steps: last step of the stage. lengths: tokens per text, drawn per step.
 
-    drills: share of texts that are drills, of up to most_facts facts; by_heart: of drills of jobs and sums. broad:
+    drills: share of texts that are drills, of up to most_facts facts; by_heart, tools: of drills of these. broad:
     turns of all skills alike, else mostly recall. guide: weight of the loss that shows attention where to look; cues:
     also at what is known by heart. floors: share of texts that see a replay boundary. rate: learning rate at start and
     end, as shares of the full one.
@@ -36,6 +36,7 @@ class Stage:
     guide: float = 0.0
     cues: bool = False
     by_heart: float = 0.0
+    tools: float = 0.0
     broad: bool = False
     sparse: bool = False
     teach_indexer: bool = False
@@ -55,8 +56,16 @@ STAGES = (
     Stage("long", 1440, (256, 512, 512), by_heart=0.1, guide=0.1, cues=True, broad=True, teach_indexer=True),
     Stage("sparse", 1560, (256, 512, 512), by_heart=0.05, broad=True, sparse=True, teach_indexer=True, floors=0.5),
     Stage(
-        "anneal", 1780, (256, 512, 512), broad=True, sparse=True, teach_indexer=True, fake_quant=True, floors=0.5,
-        rate=(1.0, 0.03),
+        "stored", 1700, (256, 512, 512), broad=True, sparse=True, teach_indexer=True, fake_quant=True, floors=0.5,
+        rate=(1.0, 0.383),
+    ),
+    Stage(
+        "tools", 1820, (128, 256), tools=0.6, guide=0.3, cues=True, broad=True, teach_indexer=True, fake_quant=True,
+        rate=(0.6, 0.6),
+    ),
+    Stage(
+        "anneal", 1900, (256, 512, 512), tools=0.3, broad=True, sparse=True, teach_indexer=True, fake_quant=True,
+        floors=0.5, rate=(0.5, 0.02),
     ),
 )  # fmt: skip
 

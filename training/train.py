@@ -58,6 +58,8 @@ class Data:
                 examples.append(conversation.drill(self.writer, random, length + 1, stage.most_facts))
             elif kind < stage.drills + stage.by_heart:
                 examples.append(conversation.drill_by_heart(self.writer, random, length + 1))
+            elif kind < stage.drills + stage.by_heart + stage.tools:
+                examples.append(conversation.drill_tools(self.writer, random, length + 1))
             else:
                 examples.append(conversation.conversation(self.writer, random, length + 1, mix))
         ids = torch.tensor([example.ids[: length + 1] for example in examples])
