@@ -135,10 +135,11 @@ def test_without_global_kv_a_row_reaches_no_further_than_the_windows() -> None:
     changed = ids()
     changed[:, 0] = 7
     reach = len(quick.layers) * (shape.WINDOW - 1)
-    far = quick.hidden(changed, fast.Lesson()) != quick.hidden(ids(), fast.Lesson())
+    # other rows of an expert's batch may turn last bits; a row that is reached differs by far more
+    far = (quick.hidden(changed, fast.Lesson()) - quick.hidden(ids(), fast.Lesson())).abs() > 1e-4
     assert far[:, reach + 1 :].any()
     windows = fast.Lesson(engram=False, global_kv=False)
-    near = quick.hidden(changed, windows) != quick.hidden(ids(), windows)
+    near = (quick.hidden(changed, windows) - quick.hidden(ids(), windows)).abs() > 1e-4
     assert near[:, :reach].any()
     assert not near[:, reach + 1 :].any()
 
