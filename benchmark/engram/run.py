@@ -40,7 +40,7 @@ from sglang_ced.engram_store.store import EngramStore
 @dataclass(frozen=True)
 class Size:
     """table_vocab: 24 * 264 bytes of each table per unit. chunk, chunks: of a prompt. steps: of decode, in each of
-    `rounds`."""
+    `rounds`, which are what takes the time: some four minutes each."""
 
     table_vocab: int
     chunk: int
@@ -49,7 +49,7 @@ class Size:
     rounds: int
 
 
-FULL, QUICK = Size(400_000, 2048, 2, 24, 5), Size(20_000, 64, 2, 4, 1)
+FULL, QUICK = Size(400_000, 2048, 2, 24, 3), Size(20_000, 64, 2, 4, 1)
 KINDS = ("plain", "mmap", "mmap-sync", "ram", "ram-sync")
 COLD_KINDS = KINDS[:3]
 BATCHES = (1, 16)
@@ -123,7 +123,8 @@ def lookups(bench: Bench, cold: bool) -> dict[str, Times]:
     kinds = COLD_KINDS if cold else KINDS
     chunks: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
     steps: dict[str, dict[int, list[float]]] = {kind: {batch: [] for batch in BATCHES} for kind in kinds}
-    for _ in range(bench.size.rounds):
+    for done in range(bench.size.rounds):
+        print(f"look-ups, page cache {'cold' if cold else 'warm'}: {done} of {bench.size.rounds} rounds", flush=True)
         for kind in kinds:
             with bench.store(kind, cold) as store:
                 chunks[kind].append(bench.prefill(store))
@@ -156,7 +157,8 @@ def end_to_end(large: Bench, trivial: Bench) -> dict[str, Any]:
     }
     ratios: dict[str, list[float]] = {name: [] for name in cases}
     base: list[float] = []
-    for _ in range(large.size.rounds):
+    for done in range(large.size.rounds):
+        print(f"decode, large and trivial tables: {done} of {large.size.rounds} rounds", flush=True)
         for name, (kind, cold) in cases.items():
             with large.store(kind, cold) as store, trivial.store("ram", False) as small:
                 pairs = [(large.decode(store, 1)[1], trivial.decode(small, 1)[1]) for _ in range(2)]

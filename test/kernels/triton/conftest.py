@@ -24,18 +24,22 @@ ON_GPU = torch.cuda.is_available()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if asked_for_alone(config) and not ON_GPU:
+    inside = asked_for_here(config)
+    if any(inside) and not all(inside):
+        raise pytest.UsageError(f"{HERE.relative_to(config.rootpath)} runs in a process of its own: name it alone")
+    if any(inside) and not ON_GPU:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return None if asked_for_alone(config) else True
+    inside = asked_for_here(config)
+    return None if inside and all(inside) else True
 
 
-def asked_for_alone(config: pytest.Config) -> bool:
+def asked_for_here(config: pytest.Config) -> list[bool]:
+    """For each path that pytest was given, whether it lies in this folder."""
     base = config.invocation_params.dir
-    paths = [base / argument.split("::")[0] for argument in config.args]
-    return bool(paths) and all(path.resolve().is_relative_to(HERE) for path in paths)
+    return [(base / argument.split("::")[0]).resolve().is_relative_to(HERE) for argument in config.args]
 
 
 @pytest.fixture(scope="session")
