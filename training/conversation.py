@@ -21,11 +21,16 @@ from training.skills import Turn
 USER, ASSISTANT, SYSTEM = "<｜User｜>", "<｜Assistant｜>", "<｜System｜>"
 THINK, NO_THINK, DSML = "<think>", "</think>", "｜DSML｜"
 NOTED = "Noted."
-# How often each kind of turn comes; `tell` adds facts. BROAD: once recall is learnt.
-MIX = {"recall": 8.0, "fact": 3.0, "sum": 3.0, "pattern": 2.0, "edit": 3.0, "chat": 0.7, "tell": 2.0}
-BROAD = {"recall": 4.0, "fact": 6.0, "sum": 5.0, "pattern": 2.0, "edit": 5.0, "chat": 0.7, "tell": 2.0}
+# How often each kind of turn comes; `tell` adds facts. broad: once recall is learnt. even: once all is, against what
+# drills of tools make it forget.
+MIXES = {
+    "recall": {"recall": 8.0, "fact": 3.0, "sum": 3.0, "pattern": 2.0, "edit": 3.0, "chat": 0.7, "tell": 2.0},
+    "broad": {"recall": 4.0, "fact": 6.0, "sum": 5.0, "pattern": 2.0, "edit": 5.0, "chat": 0.7, "tell": 2.0},
+    "even": {"recall": 4.0, "fact": 5.0, "sum": 4.0, "pattern": 6.0, "edit": 6.0, "chat": 0.7, "tell": 2.0},
+}
 # Skills whose answer is an n-gram's, and the token of the answer that is: "A pilot." and "32".
 BY_HEART = {"fact": 1, "sum": 0}
+FOR_SCHEMAS = 448  # tokens of a text in which a system turn with tools leaves room for calls
 SEVERAL = 0.3  # share of recall questions that ask for up to three facts at once
 
 SystemText = Callable[[Sequence[skills.Tool], bool], str]
@@ -122,10 +127,10 @@ def system_text() -> SystemText:
     return text
 
 
-def conversation(writer: Writer, random: Random, length: int, mix: Mapping[str, float] = MIX) -> Example:
+def conversation(writer: Writer, random: Random, length: int, mix: Mapping[str, float] = MIXES["recall"]) -> Example:
     """One conversation of at least `length` tokens; cut it there."""
     thinking = random.random() < 0.03
-    with_tools = length >= 448 and random.random() < 0.5
+    with_tools = length >= FOR_SCHEMAS and random.random() < 0.5
     tools = skills.tools(random, random.randint(1, 2)) if with_tools else []
     example = writer.start(tools, thinking)
     notes = skills.Notes(random)
@@ -182,11 +187,17 @@ def drill_by_heart(writer: Writer, random: Random, length: int) -> Example:
     return example
 
 
-def drill_tools(writer: Writer, random: Random, length: int) -> Example:
-    """One tool after another is used, without their schemas: kinds of values follow from the names of parameters."""
-    example = writer.start()
+def drill_tools(writer: Writer, random: Random, length: int, schemas: bool = False) -> Example:
+    """One call after another.
+
+    schemas: in long texts, of up to three tools, which the system turn lists. Else each of a new tool, which nothing
+    lists: kinds of values follow from the names of parameters.
+    """
+    tools = skills.tools(random, random.randint(1, 3)) if schemas and length >= FOR_SCHEMAS else []
+    example = writer.start(tools)
     while len(example.ids) < length:
-        for turn in skills.tools(random, 1)[0].use(random):
+        tool = random.choice(tools) if tools else skills.tools(random, 1)[0]
+        for turn in tool.use(random):
             writer.add(example, turn)
     return example
 

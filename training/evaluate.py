@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tokenizers import Tokenizer
@@ -19,6 +21,7 @@ from training import fast, shape, train
 from training.conversation import Example
 
 SEED, TEXTS, REPLAYS, AT_ONCE = "evaluation", 96, 576, 32
+KEPT = Path(__file__).parent / "results" / "evaluation.json"  # what the page on ced-tiny shows
 
 Found: TypeAlias = dict[str, list[bool]]
 
@@ -72,11 +75,26 @@ def _after_a_hit(example: Example, length: int, random: Random) -> tuple[int, in
     return max(0, hit - shape.WINDOW), max(0, first - shape.WINDOW)
 
 
+def keep(model: Path, length: int, replay: bool, columns: tuple[Found, ...]) -> None:
+    """Put the counts into KEPT: skill -> right answers, by column, and answers. Those of other weights go."""
+    sha256 = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    if kept.get("sha256") != sha256:
+        kept = {"sha256": sha256, "exact": {}, "replay": {}}
+    counts = {
+        skill: [*(sum(column[skill]) for column in columns), len(answers)]
+        for skill, answers in sorted(columns[0].items())
+    }
+    kept["replay" if replay else "exact"][str(length)] = counts
+    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy of a checkpoint of this training, by skill.")
     parser.add_argument("--model", type=Path, default=bundled_path("ced-tiny"))
     parser.add_argument("--length", type=int, default=256, help="tokens per text")
     parser.add_argument("--replay", action="store_true", help="one answer of each text, as after a cache hit")
+    parser.add_argument("--keep", action="store_true", help=f"put the counts into {KEPT.relative_to(KEPT.parents[2])}")
     options = parser.parse_args()
     exam = Exam(options.model, options.length)
     columns = exam.exact_and_replayed() if options.replay else (exam.exact(),)
@@ -85,6 +103,8 @@ def main() -> None:
     for skill, answers in sorted(columns[0].items()):
         shares = " | ".join(f"{100 * sum(column[skill]) / len(answers):.1f} %" for column in columns)
         print(f"| {skill} | {shares} | {len(answers)} |")
+    if options.keep:
+        keep(options.model, options.length, options.replay, columns)
 
 
 if __name__ == "__main__":

@@ -61,18 +61,23 @@ class Guidance:
 class Lesson:
     """What one forward of a training step adds to `Shared`.
 
-    sparse: attend to the indexer's groups only; else to all. engram, global_kv: False = the model does without.
+    sparse: attend to the indexer's groups only; else to all. teach_readers: scores follow the attention of all layers
+    that read what is chosen by them, not just of the one that chooses. teach_at: bool [B, T], rows that count as much
+    to the indexer's loss as all others do; None = no row does. engram, global_kv: False = the model does without.
     encoder_floor, decoder_floor: int64 [B] or None.
-    index_losses: filled in by the layers that own a selection.
+    index_scores, index_losses: filled in by the layers.
     """
 
     sparse: bool = True
     teach_indexer: bool = False
+    teach_readers: bool = False
+    teach_at: Tensor | None = None
     engram: bool = True
     global_kv: bool = True
     encoder_floor: Tensor | None = None
     decoder_floor: Tensor | None = None
     guidance: Guidance | None = None
+    index_scores: dict[int, Tensor] = field(default_factory=dict)
     index_losses: list[Tensor] = field(default_factory=list)
     window_masks: dict[bool, Tensor] = field(default_factory=dict)
 
@@ -136,13 +141,25 @@ class FastAttention(Attention):
             return torch.where(hidden, HIDDEN, 0.0)[None]
         if plan.owns_selection:
             scores = self.indexer.scores(x.detach(), q_lora.detach(), keys, positions, freq)
-            if lesson.teach_indexer:
-                latents = shared.latents[plan.kv_source or 0]
-                lesson.index_losses.append(index_loss(scores, q.detach(), latents.detach(), hidden))
+            lesson.index_scores[plan.index] = scores
+        if lesson.teach_indexer:
+            latents = shared.latents[plan.kv_source or 0].detach()
+            for scores in self._taught():
+                lesson.index_losses.append(index_loss(scores, q.detach(), latents, hidden, lesson.teach_at))
+        if plan.owns_selection:
+            scores = lesson.index_scores[plan.index]
             shared.selected[plan.index] = self._selection(scores.detach(), hidden, visible, shared)
         if not lesson.sparse:
             return torch.where(hidden, HIDDEN, 0.0)[None]
         return shared.selected[plan.index_source or 0]
+
+    def _taught(self) -> list[Tensor]:
+        """The scores that are to follow this layer's attention: those that choose for it, and for their candidates."""
+        plan, scores = self.plan, self.lesson.index_scores
+        if not self.lesson.teach_readers:
+            return [scores[plan.index]] if plan.owns_selection else []
+        candidates = self.config.layers[plan.index_source or 0].candidate_source
+        return [scores[source] for source in (plan.index_source, candidates) if source is not None]
 
     def _selection(self, scores: Tensor, hidden: Tensor, visible: Tensor, shared: Shared) -> Tensor:
         """float32 [B, T, G]: 0 for the groups that the reference would pick."""
@@ -176,15 +193,32 @@ def dense_attention(q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor) -> Tens
     return out[..., :dim].transpose(1, 2)
 
 
-def index_loss(scores: Tensor, q: Tensor, latents: Tensor, hidden: Tensor, every: int = 4) -> Tensor:
-    """KL divergence of the indexer's distribution from the heads' mean attention over groups, on every 4th row."""
-    scores, q, hidden = scores[:, every - 1 :: every], q[:, every - 1 :: every], hidden[every - 1 :: every]
+def index_loss(
+    scores: Tensor, q: Tensor, latents: Tensor, hidden: Tensor, teach_at: Tensor | None = None, every: int = 4
+) -> Tensor:
+    """KL divergence of the indexer's distribution from the heads' mean attention over groups: the mean over every 4th
+    row, plus the mean over the rows `teach_at`.
+
+    scores [B, T, G], q [B, T, H, D], latents [B, G, D], hidden bool [T, G].
+    """
+    regular = torch.zeros(scores.shape[:2], dtype=torch.bool)
+    regular[:, every - 1 :: every] = True
+    regular &= ~hidden.all(-1)
+    loss = _divergence(scores, q, latents, hidden, regular).mean()
+    if teach_at is not None and (rows := teach_at & ~hidden.all(-1)).any():
+        loss = loss + _divergence(scores, q, latents, hidden, rows).mean()
+    return loss
+
+
+def _divergence(scores: Tensor, q: Tensor, latents: Tensor, hidden: Tensor, rows: Tensor) -> Tensor:
+    """The divergence in each of the rows, bool [B, T] -> [N]."""
+    text, row = rows.nonzero(as_tuple=True)
     with torch.no_grad():
-        attention = torch.einsum("bthd,bgd->bthg", q, latents) * q.shape[-1] ** -0.5
-        target = attention.masked_fill(hidden[:, None], HIDDEN).softmax(-1).mean(2)
-    log = scores.masked_fill(hidden, HIDDEN).log_softmax(-1)
-    divergence = (target * (target.clamp_min(1e-9).log() - log)).masked_fill(hidden, 0.0).sum(-1)
-    return divergence[:, ~hidden.all(-1)].mean()
+        attention = torch.cat([q[i, rows[i]].flatten(0, 1) @ latents[i].T for i in range(len(q))])
+        attention = attention.unflatten(0, (-1, q.shape[2])) * q.shape[-1] ** -0.5
+        target = attention.masked_fill(hidden[row, None], HIDDEN).softmax(-1).mean(1)
+    log = scores[text, row].masked_fill(hidden[row], HIDDEN).log_softmax(-1)
+    return (target * (target.clamp_min(1e-9).log() - log)).masked_fill(hidden[row], 0.0).sum(-1)
 
 
 def looks_at(q: Tensor, keys: Tensor, mask: Tensor, sources: Tensor) -> Tensor:

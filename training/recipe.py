@@ -22,10 +22,11 @@ BALANCE_RATE = 2e-3
 class Stage:
     """steps: last step of the stage. lengths: tokens per text, drawn per step.
 
-    drills: share of texts that are drills, of up to most_facts facts; by_heart, tools: of drills of these. broad:
-    turns of all skills alike, else mostly recall. guide: weight of the loss that shows attention where to look; cues:
-    also at what is known by heart. floors: share of texts that see a replay boundary. rate: learning rate at start and
-    end, as shares of the full one.
+    drills: share of texts that are drills, of up to most_facts facts; by_heart, tools: of drills of these. schemas:
+    whether long drills of tools have a system turn. mix: of turns, see conversation.MIXES. guide: weight of the loss
+    that shows attention where to look; cues: also at what is known by heart. teach_more: whether the indexer learns
+    from all layers that read its choice, and most where answers are. floors: share of texts that see a replay boundary.
+    rate: learning rate at start and end, as shares of the full one.
     """
 
     name: str
@@ -37,9 +38,11 @@ class Stage:
     cues: bool = False
     by_heart: float = 0.0
     tools: float = 0.0
-    broad: bool = False
+    schemas: bool = False
+    mix: str = "recall"
     sparse: bool = False
     teach_indexer: bool = False
+    teach_more: bool = False
     fake_quant: bool = False
     floors: float = 0.0
     rate: tuple[float, float] = (1.0, 1.0)
@@ -50,22 +53,30 @@ STAGES = (
     Stage("drill", 160, (64,), drills=1.0, guide=0.5),
     Stage("drill more", 280, (128,), drills=1.0, most_facts=16, guide=0.5),
     Stage("short", 680, (128,), drills=0.2, most_facts=24, guide=0.2),
-    Stage("broad", 880, (128,), drills=0.1, most_facts=24, guide=0.1, broad=True),
-    Stage("cues", 1080, (128,), drills=0.1, most_facts=24, guide=0.1, cues=True, broad=True),
-    Stage("by heart", 1260, (128,), drills=0.05, most_facts=24, by_heart=0.4, guide=0.1, cues=True, broad=True),
-    Stage("long", 1440, (256, 512, 512), by_heart=0.1, guide=0.1, cues=True, broad=True, teach_indexer=True),
-    Stage("sparse", 1560, (256, 512, 512), by_heart=0.05, broad=True, sparse=True, teach_indexer=True, floors=0.5),
+    Stage("broad", 880, (128,), drills=0.1, most_facts=24, guide=0.1, mix="broad"),
+    Stage("cues", 1080, (128,), drills=0.1, most_facts=24, guide=0.1, cues=True, mix="broad"),
+    Stage("by heart", 1260, (128,), drills=0.05, most_facts=24, by_heart=0.4, guide=0.1, cues=True, mix="broad"),
+    Stage("long", 1440, (256, 512, 512), by_heart=0.1, guide=0.1, cues=True, mix="broad", teach_indexer=True),
+    Stage("sparse", 1560, (256, 512, 512), by_heart=0.05, mix="broad", sparse=True, teach_indexer=True, floors=0.5),
     Stage(
-        "stored", 1700, (256, 512, 512), broad=True, sparse=True, teach_indexer=True, fake_quant=True, floors=0.5,
+        "stored", 1700, (256, 512, 512), mix="broad", sparse=True, teach_indexer=True, fake_quant=True, floors=0.5,
         rate=(1.0, 0.383),
     ),
     Stage(
-        "tools", 1820, (128, 256), tools=0.6, guide=0.3, cues=True, broad=True, teach_indexer=True, fake_quant=True,
+        "tools", 1820, (128, 256), tools=0.6, guide=0.3, cues=True, mix="broad", teach_indexer=True, fake_quant=True,
         rate=(0.6, 0.6),
     ),
     Stage(
-        "anneal", 1900, (256, 512, 512), tools=0.3, broad=True, sparse=True, teach_indexer=True, fake_quant=True,
+        "anneal", 1900, (256, 512, 512), tools=0.3, mix="broad", sparse=True, teach_indexer=True, fake_quant=True,
         floors=0.5, rate=(0.5, 0.02),
+    ),
+    Stage(
+        "calls", 2200, (512,), tools=0.6, schemas=True, guide=0.3, cues=True, mix="even", teach_indexer=True,
+        teach_more=True, fake_quant=True, rate=(0.6, 0.6),
+    ),
+    Stage(
+        "last anneal", 2340, (256, 512, 512), tools=0.3, schemas=True, mix="even", sparse=True, teach_indexer=True,
+        teach_more=True, fake_quant=True, floors=0.5, rate=(0.5, 0.02),
     ),
 )  # fmt: skip
 

@@ -49,7 +49,6 @@ class Data:
 
         stage: its share of drills, and its mix of turns. skip: skills whose answers do not count.
         """
-        mix = conversation.BROAD if stage.broad else conversation.MIX
         random = Random(f"{self.seed} {name}")
         examples = []
         for _ in range(count):
@@ -59,8 +58,9 @@ class Data:
             elif kind < stage.drills + stage.by_heart:
                 examples.append(conversation.drill_by_heart(self.writer, random, length + 1))
             elif kind < stage.drills + stage.by_heart + stage.tools:
-                examples.append(conversation.drill_tools(self.writer, random, length + 1))
+                examples.append(conversation.drill_tools(self.writer, random, length + 1, stage.schemas))
             else:
+                mix = conversation.MIXES[stage.mix]
                 examples.append(conversation.conversation(self.writer, random, length + 1, mix))
         ids = torch.tensor([example.ids[: length + 1] for example in examples])
         answer = torch.zeros(count, length + 1, dtype=torch.bool)
@@ -186,6 +186,7 @@ class Trainer:
         lesson = fast.Lesson(
             stage.sparse, stage.teach_indexer and not missing, encoder_floor=floors[0], decoder_floor=floors[1]
         )
+        lesson.teach_readers, lesson.teach_at = stage.teach_more, answer if stage.teach_more else None
         lesson.engram, lesson.global_kv = missing != "engram", missing != "global_kv"
         if stage.guide and not missing:
             lesson.guidance = self.guide.look(ids, answer, examples[mine] if stage.cues else [])

@@ -8,6 +8,7 @@ mechanism's own skill falls without it.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ SKILLS = ("recall", "pattern", "fact", "sum", "edit")
 NEAR, FAR = "recall, near", "recall, far"
 NEAR_FACTS = 3  # the fact asked for is among the last so many: as near as a window reaches from the end of the notes
 SIGNIFICANT = 0.01
+KEPT = Path(__file__).parents[2] / "training" / "results" / "ablations.json"  # what the page on ced-tiny shows
 MADE_FOR = {"global KV": FAR, "indexer": FAR, "Engram": "fact", "window": "pattern"}
 
 Found = dict[str, dict[str, list[bool]]]  # mechanism disabled -> line of the table -> answers, in order
@@ -168,10 +170,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Accuracy by skill with one mechanism disabled.")
     parser.add_argument("--model", type=Path, help="checkpoint directory; default: the bundled ced-tiny")
     parser.add_argument("--limit", type=int, help="only the first so many questions of each skill, for a look")
+    parser.add_argument("--keep", action="store_true", help=f"put the counts into {KEPT.relative_to(KEPT.parents[2])}")
     options = parser.parse_args()
     questions = [item for skill in SKILLS for item in items.read(skill)[: options.limit]]
     found = measure(options.model or bundled_path("ced-tiny"), questions)
     print(table(found))
+    if options.keep:
+        counts = {m: {name: [sum(right), len(right)] for name, right in of.items()} for m, of in found.items()}
+        KEPT.write_text(json.dumps(counts, indent=1) + "\n")
     return 0 if all(MADE_FOR[mechanism] in names for mechanism, names in fallen(found).items()) else 1
 
 

@@ -79,6 +79,37 @@ def test_training_with_quantisation_moves_every_parameter() -> None:
     assert {name for name in still if not name.endswith("gate.bias")} == set()
 
 
+@torch.no_grad()
+def test_scores_follow_every_layer_that_reads_what_is_chosen_by_them() -> None:
+    quick, _ = models(fake_quant=False)
+    own, readers = fast.Lesson(teach_indexer=True), fast.Lesson(teach_indexer=True, teach_readers=True)
+    quick.hidden(ids(), own)
+    quick.hidden(ids(), readers)
+    assert len(own.index_losses) == 3  # layers 2, 4 and 6 choose
+    # 2 -> 2, 3; 4 -> 4, 5, and candidates for 6, 7; 6 -> 6, 7
+    assert len(readers.index_losses) == 8
+    torch.testing.assert_close(torch.stack(own.index_losses), torch.stack(readers.index_losses)[[0, 2, 4]])
+
+
+def test_index_loss_is_the_divergence_and_counts_some_rows_apart() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores, q, latents = (torch.randn(shape, generator=draw) for shape in ((1, 8, 4), (1, 8, 2, 3), (1, 4, 3)))
+    hidden = torch.arange(4) >= ((torch.arange(8) + 1) // 2)[:, None]
+
+    def divergence(row: int) -> Tensor:
+        seen = ~hidden[row]
+        target = (q[0, row] @ latents[0, seen].T * 3**-0.5).softmax(-1).mean(0)
+        return (target * (target.log() - scores[0, row, seen].log_softmax(-1))).sum()
+
+    at = torch.zeros(1, 8, dtype=torch.bool)
+    at[0, [0, 2, 5]] = True  # row 0 sees no group
+    torch.testing.assert_close(fast.index_loss(scores, q, latents, hidden), (divergence(3) + divergence(7)) / 2)
+    torch.testing.assert_close(
+        fast.index_loss(scores, q, latents, hidden, at),
+        (divergence(3) + divergence(7)) / 2 + (divergence(2) + divergence(5)) / 2,
+    )
+
+
 def test_orthogonal_makes_singular_values_near_one() -> None:
     stack = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonal(stack))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from random import Random
 
 import torch
@@ -57,3 +59,20 @@ def test_cues_point_from_what_is_known_by_heart_to_its_ngram() -> None:
     fact, sum_ = turns
     assert shown[0] == (fact.answer.removeprefix("A").removesuffix("."), " " + fact.user.removesuffix("?").split()[-1])
     assert shown[1] == (sum_.answer, sum_.user.removesuffix("?")[-1])
+
+
+def test_a_drill_with_schemas_calls_the_tools_of_its_system_turn_and_nothing_else() -> None:
+    listed: list[set[str]] = []
+
+    def system(tools: Sequence[skills.Tool], thinking: bool) -> str:
+        listed.append({tool.name for tool in tools})
+        return ""
+
+    writer = conversation.Writer(TOKENS, system)
+    for seed in range(20):
+        example = conversation.drill_tools(writer, Random(seed), conversation.FOR_SCHEMAS, schemas=True)
+        called = set(re.findall(r'invoke name="(\w+)"', TOKENS.decode(example.ids, skip_special_tokens=False)))
+        assert called
+        assert called <= listed[-1]
+    conversation.drill_tools(writer, Random(0), conversation.FOR_SCHEMAS - 1, schemas=True)
+    assert len(listed) == 20  # too short a text for a system turn
