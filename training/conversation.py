@@ -187,13 +187,13 @@ def drill_by_heart(writer: Writer, random: Random, length: int) -> Example:
     return example
 
 
-def drill_tools(writer: Writer, random: Random, length: int, schemas: bool = False) -> Example:
+def drill_tools(writer: Writer, random: Random, length: int, schemas: bool = False, owners: float = 0.0) -> Example:
     """One call after another.
 
     schemas: in long texts, of up to three tools, which the system turn lists. Else each of a new tool, which nothing
-    lists: kinds of values follow from the names of parameters.
+    lists: kinds of values follow from the names of parameters. owners: see `skills.tools`.
     """
-    tools = skills.tools(random, random.randint(1, 3)) if schemas and length >= FOR_SCHEMAS else []
+    tools = skills.tools(random, random.randint(1, 3), owners) if schemas and length >= FOR_SCHEMAS else []
     example = writer.start(tools)
     while len(example.ids) < length:
         tool = random.choice(tools) if tools else skills.tools(random, 1)[0]

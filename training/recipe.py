@@ -23,10 +23,10 @@ class Stage:
     """steps: last step of the stage. lengths: tokens per text, drawn per step.
 
     drills: share of texts that are drills, of up to most_facts facts; by_heart, tools: of drills of these. schemas:
-    whether long drills of tools have a system turn. mix: of turns, see conversation.MIXES. guide: weight of the loss
-    that shows attention where to look; cues: also at what is known by heart. teach_more: whether the indexer learns
-    from all layers that read its choice, and most where answers are. floors: share of texts that see a replay boundary.
-    rate: learning rate at start and end, as shares of the full one.
+    whether long drills of tools have a system turn; owners: see skills.tools. mix: of turns, see conversation.MIXES.
+    guide: weight of the loss that shows attention where to look; cues: also at what is known by heart. teach_more:
+    whether the indexer learns from all layers that read its choice, and most where answers are. floors: share of texts
+    that see a replay boundary. rate: learning rate at start and end, as shares of the full one.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Stage:
     by_heart: float = 0.0
     tools: float = 0.0
     schemas: bool = False
+    owners: float = 0.0
     mix: str = "recall"
     sparse: bool = False
     teach_indexer: bool = False
@@ -75,8 +76,16 @@ STAGES = (
         teach_more=True, fake_quant=True, rate=(0.6, 0.6),
     ),
     Stage(
-        "last anneal", 2340, (256, 512, 512), tools=0.3, schemas=True, mix="even", sparse=True, teach_indexer=True,
+        "anneal again", 2340, (256, 512, 512), tools=0.3, schemas=True, mix="even", sparse=True, teach_indexer=True,
         teach_more=True, fake_quant=True, floors=0.5, rate=(0.5, 0.02),
+    ),
+    Stage(
+        "owners", 2400, (512,), tools=0.6, schemas=True, owners=0.7, guide=0.3, cues=True, mix="even",
+        teach_indexer=True, teach_more=True, fake_quant=True, rate=(0.5, 0.5),
+    ),
+    Stage(
+        "last anneal", 2500, (256, 512, 512), tools=0.3, schemas=True, owners=0.3, mix="even", sparse=True,
+        teach_indexer=True, teach_more=True, fake_quant=True, floors=0.5, rate=(0.4, 0.02),
     ),
 )  # fmt: skip
 

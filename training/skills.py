@@ -157,13 +157,16 @@ def _values(parameter: str) -> tuple[str, ...]:
     return choices[parameter]
 
 
-def tools(random: Random, count: int) -> list[Tool]:
-    """Tools with names and parameters that differ."""
+def tools(random: Random, count: int, owners: float = 0.0) -> list[Tool]:
+    """Tools with names and parameters that differ. owners: share of them that have an owner in any case: first names
+    are the values that are hardest to copy."""
     made: dict[str, Tool] = {}
     while len(made) < count:
         name = f"{random.choice(lexicon.VERBS)}_{random.choice(lexicon.THINGS)}"
         kinds = dict.fromkeys(random.sample(lexicon.TEXT_PARAMETERS, random.randint(0, 2)), "string")
         kinds |= dict.fromkeys(random.sample(lexicon.NUMBER_PARAMETERS, random.randint(not kinds, 1)), "integer")
+        if owners and random.random() < owners:
+            kinds = {"owner": "string"} | kinds
         made[name] = Tool(name, kinds)
     return list(made.values())
 

@@ -58,7 +58,7 @@ class Data:
             elif kind < stage.drills + stage.by_heart:
                 examples.append(conversation.drill_by_heart(self.writer, random, length + 1))
             elif kind < stage.drills + stage.by_heart + stage.tools:
-                examples.append(conversation.drill_tools(self.writer, random, length + 1, stage.schemas))
+                examples.append(conversation.drill_tools(self.writer, random, length + 1, stage.schemas, stage.owners))
             else:
                 mix = conversation.MIXES[stage.mix]
                 examples.append(conversation.conversation(self.writer, random, length + 1, mix))
