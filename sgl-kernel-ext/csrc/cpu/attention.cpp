@@ -1,4 +1,4 @@
-// Op `attend`: one softmax over window rows and global records.
+// Ops `join_keys` and `attend`: one softmax over window rows and global records.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "attention_loops.h"
@@ -15,7 +16,7 @@
 
 namespace sgl_kernel_ext {
 
-int64_t attend_scratch(int64_t heads, int64_t dim) { return 2 * heads * dim + 64 * (dim + 8) + heads * (64 + 2); }
+int64_t attend_scratch(int64_t heads, int64_t dim) { return 2 * heads * dim + 64 * (dim + 8) + heads * (64 + 3); }
 
 namespace {
 
@@ -34,6 +35,31 @@ KeySource key_source(const at::Tensor& window, const std::optional<at::Tensor>& 
     source.pool = bytes(*pool);
   }
   return source;
+}
+
+at::Tensor join_keys(const at::Tensor& window, const at::Tensor& groups, int64_t num_window_rows) {
+  check("join_keys", "window", window, at::kLong, 2);
+  check("join_keys", "groups", groups, at::kLong, 2);
+  const int64_t rows = window.size(0), width = window.size(1), k = groups.size(1);
+  check_shape("join_keys", "groups", groups, {rows, k});
+  at::Tensor result = at::empty({rows, width + k}, window.options());
+  int64_t* out = result.mutable_data_ptr<int64_t>();
+  for (int64_t r = 0; r < rows; ++r, out += width + k) {
+    const int64_t *key = window.const_data_ptr<int64_t>() + r * width, *slot = groups.const_data_ptr<int64_t>() + r * k;
+    int64_t found = 0;
+    for (int64_t i = 0; i < width; ++i) {
+      if (key[i] >= 0) {
+        out[found++] = key[i];
+      }
+    }
+    for (int64_t i = 0; i < k; ++i) {
+      if (slot[i] >= 0) {
+        out[found++] = slot[i] + num_window_rows;
+      }
+    }
+    std::fill(out + found, out + width + k, -1);
+  }
+  return result;
 }
 
 at::Tensor attend(const at::Tensor& q, const at::Tensor& window, const std::optional<at::Tensor>& pool,
@@ -60,13 +86,13 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& window, const std::opti
   const auto loop = SGL_KERNEL_EXT_CHOOSE(attend_row);
   uint16_t* out = mutable_bfloat16_bits(result);
   at::parallel_for(0, num_rows * parts, 1, [&](int64_t begin, int64_t end) {
-    at::Tensor scratch = at::empty({attend_scratch(size, dim)}, at::kDouble);
+    const std::unique_ptr<double[]> scratch(new double[static_cast<size_t>(attend_scratch(size, dim))]);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t row = task / parts, head = task % parts * size, count = std::min(size, heads - head);
       if (count > 0) {
         const int64_t start = (row * heads + head) * dim;
         loop(bfloat16_bits(q) + start, count, source, key + row * num_keys, num_keys,
-             sink.const_data_ptr<float>() + head, scratch.mutable_data_ptr<double>(), out + start);
+             sink.const_data_ptr<float>() + head, scratch.get(), out + start);
       }
     }
   });
@@ -76,9 +102,13 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& window, const std::opti
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(sgl_kernel_ext, m) {
+  m.def("join_keys(Tensor window, Tensor groups, int num_window_rows) -> Tensor");
   m.def("attend(Tensor q, Tensor window, Tensor? pool, Tensor keys, Tensor sink) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(sgl_kernel_ext, CPU, m) { m.impl("attend", &attend); }
+TORCH_LIBRARY_IMPL(sgl_kernel_ext, CPU, m) {
+  m.impl("join_keys", &join_keys);
+  m.impl("attend", &attend);
+}
 
 }  // namespace sgl_kernel_ext

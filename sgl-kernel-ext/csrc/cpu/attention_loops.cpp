@@ -22,7 +22,7 @@ constexpr int kVectors = 2;  // of eight values
 SGL_KERNEL_EXT_INLINE int64_t key_stride(int64_t dim) { return dim + 8; }
 
 struct Scratch {
-  double *q, *out, *keys, *scores, *total;
+  double *q, *out, *keys, *scores, *total, *fade;
   float* top;
 
   Scratch(double* p, int64_t heads, int64_t dim) {
@@ -31,7 +31,8 @@ struct Scratch {
     keys = out + heads * dim;
     scores = keys + kSoftmaxBlock * key_stride(dim);
     total = scores + heads * kSoftmaxBlock;
-    top = reinterpret_cast<float*>(total + heads);
+    fade = total + heads;
+    top = reinterpret_cast<float*>(fade + heads);
   }
 };
 
@@ -59,57 +60,66 @@ int64_t gather(const KeySource& source, const int64_t* keys, int64_t count, doub
   return found;
 }
 
-// scores [64] of one head, as dots in float64 -> probabilities, already rounded to bfloat16. Returns the fade factor of
-// what was there before, and moves `top` and `total` on.
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+
+SGL_KERNEL_EXT_INLINE Floats all_floats(float value) { return Floats{} + value; }
+
+// `round_bfloat16` of each, as float32.
+SGL_KERNEL_EXT_INLINE Floats rounded(Floats x) {
+  const Ints bits = __builtin_bit_cast(Ints, x);
+  const Ints up = (bits + 0x7fff + ((bits >> 16) & 1)) & static_cast<int32_t>(0xffff0000u);
+  return __builtin_bit_cast(Floats, x == x ? up : Ints{} + 0x7fc00000);
+}
+
+// scores [64] of one head, as dots in float64, of which `count` exist -> probabilities, already rounded to bfloat16;
+// zeros behind them. Returns the fade factor of what was there before, and moves `top` and `total` on.
 SGL_KERNEL_EXT_INLINE double softmax_block(double* scores, int64_t count, float scale, float* top, double* total) {
-  float new_top = *top, scaled[kSoftmaxBlock];
-  for (int64_t j = 0; j < count; ++j) {
-    scaled[j] = static_cast<float>(scores[j]) * scale;
-    new_top = scaled[j] > new_top ? scaled[j] : new_top;
+  for (int64_t j = count; j % 8 != 0; ++j) scores[j] = -__builtin_inf();
+  Floats scaled[kSoftmaxBlock / kLanes], tops = all_floats(*top);
+  for (int64_t j = 0; j * kLanes < count; ++j) {
+    scaled[j] = __builtin_convertvector(load(scores + j * kLanes), Floats) * scale;
+    tops = scaled[j] > tops ? scaled[j] : tops;
   }
+  float new_top = *top;
+  for (int lane = 0; lane < kLanes; ++lane) new_top = tops[lane] > new_top ? tops[lane] : new_top;
   const float base = new_top == -__builtin_inff() ? 0.0f : new_top;
-  double sum = 0.0;
-  for (int64_t j = 0; j < count; j += kLanes) {
-    double x[kLanes], p[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) x[lane] = j + lane < count ? scaled[j + lane] - base : 0.0f;
-    store(p, exp(load(x)));
-    for (int lane = 0; lane < kLanes && j + lane < count; ++lane) {
-      const float probability = static_cast<float>(p[lane]);
-      sum += static_cast<double>(probability);
-      scores[j + lane] = static_cast<double>(from_bfloat16(to_bfloat16(probability)));
-    }
+  Eight sums[4] = {zero8(), zero8(), zero8(), zero8()};
+  for (int64_t j = 0; j * kLanes < count; ++j) {
+    const Floats p = __builtin_convertvector(exp(__builtin_convertvector(scaled[j] - base, Doubles)), Floats);
+    sums[0].part[j % kParts] += __builtin_convertvector(p, Doubles);
+    store(scores + j * kLanes, __builtin_convertvector(rounded(p), Doubles));
   }
+  double sum[4];
+  sum_lanes4(sums, sum);
   const double fade = static_cast<double>(exp_of(*top - base));
-  *total = *total * fade + sum;
+  *total = *total * fade + sum[0];
   *top = new_top;
   return fade;
 }
 
-// out [kHeads][dim] = out * fade + probabilities [kHeads][64] by keys [count][dim].
+// Dimensions [d, d + 16) of out [kHeads][dim] = out * fade + probabilities [kHeads][64] by keys [count][dim].
 template <int kHeads>
-SGL_KERNEL_EXT_INLINE void add_values(const double* scores, const double* keys, int64_t count, int64_t dim,
+SGL_KERNEL_EXT_INLINE void add_values(const double* scores, const double* keys, int64_t count, int64_t dim, int64_t d,
                                       const double* fade, double* out) {
-  for (int64_t d = 0; d < dim; d += 8 * kVectors) {
-    Eight sums[kHeads][kVectors];
+  Eight sums[kHeads][kVectors];
+  for (int h = 0; h < kHeads; ++h) {
+    for (int v = 0; v < kVectors; ++v) {
+      sums[h][v] = load8(out + h * dim + d + 8 * v);
+      for (int i = 0; i < kParts; ++i) sums[h][v].part[i] *= all(fade[h]);
+    }
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    Eight values[kVectors];
+    for (int v = 0; v < kVectors; ++v) values[v] = load8(keys + j * key_stride(dim) + d + 8 * v);
     for (int h = 0; h < kHeads; ++h) {
+      const Doubles p = all(scores[h * kSoftmaxBlock + j]);
       for (int v = 0; v < kVectors; ++v) {
-        sums[h][v] = load8(out + h * dim + d + 8 * v);
-        for (int i = 0; i < kParts; ++i) sums[h][v].part[i] *= all(fade[h]);
+        for (int i = 0; i < kParts; ++i) sums[h][v].part[i] = add_product(sums[h][v].part[i], p, values[v].part[i]);
       }
     }
-    for (int64_t j = 0; j < count; ++j) {
-      Eight values[kVectors];
-      for (int v = 0; v < kVectors; ++v) values[v] = load8(keys + j * key_stride(dim) + d + 8 * v);
-      for (int h = 0; h < kHeads; ++h) {
-        const Doubles p = all(scores[h * kSoftmaxBlock + j]);
-        for (int v = 0; v < kVectors; ++v) {
-          for (int i = 0; i < kParts; ++i) sums[h][v].part[i] = add_product(sums[h][v].part[i], p, values[v].part[i]);
-        }
-      }
-    }
-    for (int h = 0; h < kHeads; ++h) {
-      for (int v = 0; v < kVectors; ++v) store8(out + h * dim + d + 8 * v, sums[h][v]);
-    }
+  }
+  for (int h = 0; h < kHeads; ++h) {
+    for (int v = 0; v < kVectors; ++v) store8(out + h * dim + d + 8 * v, sums[h][v]);
   }
 }
 
@@ -140,23 +150,24 @@ void attend_row(const uint16_t* q, int64_t heads, const KeySource& source, const
                  return load8(s.keys + (j + c < count ? j + c : count - 1) * stride + i);
                });
     }
-    double fade[kHeadsAtOnce];
-    int64_t h = 0;
-    for (; h + kHeadsAtOnce <= heads; h += kHeadsAtOnce) {
-      for (int i = 0; i < kHeadsAtOnce; ++i) {
-        fade[i] = softmax_block(s.scores + (h + i) * kSoftmaxBlock, count, scale, s.top + h + i, s.total + h + i);
-      }
-      add_values<kHeadsAtOnce>(s.scores + h * kSoftmaxBlock, s.keys, count, dim, fade, s.out + h * dim);
+    for (int64_t h = 0; h < heads; ++h) {
+      s.fade[h] = softmax_block(s.scores + h * kSoftmaxBlock, count, scale, s.top + h, s.total + h);
     }
-    for (; h < heads; ++h) {
-      fade[0] = softmax_block(s.scores + h * kSoftmaxBlock, count, scale, s.top + h, s.total + h);
-      add_values<1>(s.scores + h * kSoftmaxBlock, s.keys, count, dim, fade, s.out + h * dim);
+    // A column of keys serves all heads while it is near.
+    for (int64_t d = 0; d < dim; d += 8 * kVectors) {
+      int64_t h = 0;
+      for (; h + kHeadsAtOnce <= heads; h += kHeadsAtOnce) {
+        add_values<kHeadsAtOnce>(s.scores + h * kSoftmaxBlock, s.keys, count, dim, d, s.fade + h, s.out + h * dim);
+      }
+      for (; h < heads; ++h) {
+        add_values<1>(s.scores + h * kSoftmaxBlock, s.keys, count, dim, d, s.fade + h, s.out + h * dim);
+      }
     }
   }
   for (int64_t h = 0; h < heads; ++h) {
     const float base = s.top[h] == -__builtin_inff() ? 0.0f : s.top[h];
     const double total = s.total[h] + static_cast<double>(exp_of(sink[h] - base));
-    for (int64_t d = 0; d < dim; ++d) out[h * dim + d] = to_bfloat16(static_cast<float>(s.out[h * dim + d] / total));
+    for (int64_t d = 0; d < dim; ++d) out[h * dim + d] = round_bfloat16(static_cast<float>(s.out[h * dim + d] / total));
   }
 }
 

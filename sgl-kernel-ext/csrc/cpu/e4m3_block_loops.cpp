@@ -88,4 +88,18 @@ void quantize_e4m3(const uint16_t* __restrict x, uint8_t* __restrict codes, uint
   }
 }
 
+bool integers_e4m3(const uint16_t* __restrict x, int32_t* __restrict values, uint8_t* __restrict scale) {
+  const int32_t scale_code = block_scale(x);
+  const float inverse_scale = as_float((254 - scale_code) << 23);
+  *scale = static_cast<uint8_t>(scale_code);
+  int32_t largest = 0;
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const int32_t magnitude = x[i] & kAbsMask;
+    const int32_t value = static_cast<int32_t>(round_e4m3(magnitude, inverse_scale).value * 512.0f);
+    values[i] = (x[i] & kSignMask) != 0 ? -value : value;
+    largest = max_of(largest, magnitude);
+  }
+  return largest <= kInfinity;
+}
+
 }  // namespace sgl_kernel_ext::CPU_LEVEL

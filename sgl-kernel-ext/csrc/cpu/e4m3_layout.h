@@ -24,8 +24,8 @@ constexpr int kUnit = 18;                           // the sum above is 2^18 tim
 constexpr int kSmallestUnit = 4, kLargestUnit = 7;  // of `high`, as powers of two
 constexpr int32_t kLargestSum = 74000;              // of |high| over a block
 
-// kLowestScales, kHighestScales: of input and weight together, what keeps a product with `high` alone a normal float32.
-constexpr int kLowestScales = 254 - 126 + (kUnit - 3 - kSmallestUnit);
+// kLowestScales, kHighestScales: of input and weight together, what keeps a sum of whole products a normal float32.
+constexpr int kLowestScales = 254 - 126 + kUnit;
 constexpr int kHighestScales = 254 + 127 + (kUnit - 3 - kLargestUnit);
 constexpr int kLargestFiniteScale = 246;  // 448 * 2^(247 - 127) is beyond float32, and no bfloat16
 
@@ -35,7 +35,8 @@ struct BlockInfo {
   bool has_low;
 };
 
-// A packed row: header, `BlockInfo` per block, then all `high` and all `low` as int16.
+// A packed row: header, `BlockInfo` per block, then all `high` and all `low` as int16; and for levels with byte dot
+// products, which take a single row so, the same as three digits: high = 128 * first + second, and low.
 struct PackedRow {
   const BlockInfo* blocks;
   const int16_t *high, *low;
@@ -46,7 +47,18 @@ struct PackedRow {
     low = high + k;
   }
   static SGL_KERNEL_EXT_INLINE int64_t high_offset(int64_t blocks) { return 64 + (blocks * 4 + 63) / 64 * 64; }
+#if defined(__AVX512VBMI__)
+  static constexpr int64_t kDigits = 3;
+  static SGL_KERNEL_EXT_INLINE int64_t padded(int64_t k) { return (k + 63) / 64 * 64; }
+  static SGL_KERNEL_EXT_INLINE const int8_t* digits(const uint8_t* row, int64_t k, int64_t digit) {
+    return reinterpret_cast<const int8_t*>(row + high_offset(k / kBlock) + 4 * k + digit * padded(k));
+  }
+  static SGL_KERNEL_EXT_INLINE int64_t nbytes(int64_t k) {
+    return (high_offset(k / kBlock) + 4 * k + kDigits * padded(k) + 63) / 64 * 64;
+  }
+#else
   static SGL_KERNEL_EXT_INLINE int64_t nbytes(int64_t k) { return high_offset(k / kBlock) + 4 * k; }
+#endif
 };
 
 struct IntegerTable {
@@ -151,6 +163,13 @@ SGL_KERNEL_EXT_INLINE void add_both(const int32_t* high_sums, const int32_t* low
 // weight_scales: of the columns. False, having done nothing, if a weight is a NaN.
 bool multiply_panel(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const uint8_t* codes, int64_t k,
                     int64_t block, const int32_t* weight_scales, float* total);
+#endif
+
+#if defined(__AVX512VBMI__)
+// Sixteen columns by one row -> total. scales: of the columns before the border, and of the others. False if a weight
+// is a NaN.
+bool multiply_row(const uint8_t* packed, const uint8_t* codes, int64_t k, const uint8_t* const* scales, int32_t border,
+                  float* total);
 #endif
 
 }  // namespace sgl_kernel_ext::CPU_LEVEL

@@ -6,7 +6,14 @@
 namespace sgl_kernel_ext::CPU_LEVEL {
 namespace {
 
-#if defined(__AVX2__)
+#if defined(__AVX512VBMI__)
+
+bool multiply(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const uint8_t* codes, int64_t k,
+              int64_t block, const int32_t* weight_scales, float* total) {
+  return multiply_panel(packed, rows, num_rows, codes, k, block, weight_scales, total);
+}
+
+#elif defined(__AVX2__)
 
 // -- one row ----------------------------------------------------------------------------------------------------------
 
@@ -18,29 +25,9 @@ struct Digits {
 SGL_KERNEL_EXT_INLINE Digits load_digits(const int16_t* p) {
   const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
-  const __m256i first = _mm256_permute2x128_si256(a, b, 0x20), second = _mm256_permute2x128_si256(a, b, 0x31);
-#if defined(__AVX512BW__)
-  return {_mm512_broadcast_i64x4(first), _mm512_broadcast_i64x4(second)};
-#else
-  return {first, second};
-#endif
+  return {_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)};
 }
 
-#if defined(__AVX512BW__)
-constexpr int kQuads = 2;  // of four vectors, each two columns
-SGL_KERNEL_EXT_INLINE Bytes load_columns(const uint8_t* codes, int64_t stride, int quad, int i) {
-  const uint8_t* p = codes + (8 * quad + i) * stride;
-  __builtin_prefetch(p + kTile * stride);
-  __builtin_prefetch(p + (kTile + 4) * stride);
-  const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return _mm512_inserti64x4(_mm512_castsi256_si512(a),
-                            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 4 * stride)), 1);
-}
-SGL_KERNEL_EXT_INLINE void join_quads(const Bytes* quads, Bytes* columns) {
-  columns[0] =
-      _mm512_add_epi32(_mm512_shuffle_i32x4(quads[0], quads[1], 0x88), _mm512_shuffle_i32x4(quads[0], quads[1], 0xdd));
-}
-#else
 constexpr int kQuads = 4;
 SGL_KERNEL_EXT_INLINE Bytes load_columns(const uint8_t* codes, int64_t stride, int quad, int i) {
   const uint8_t* p = codes + (4 * quad + i) * stride;
@@ -53,7 +40,6 @@ SGL_KERNEL_EXT_INLINE void join_quads(const Bytes* quads, Bytes* columns) {
                                   _mm256_permute2x128_si256(quads[2 * i], quads[2 * i + 1], 0x31));
   }
 }
-#endif
 
 // Returns which quads of vectors have weights that are not coarse, one bit each.
 template <bool kHasLow>
@@ -173,6 +159,13 @@ void tile_e4m3(const uint8_t* packed, const int32_t* rows, int64_t num_rows, con
     for (int64_t c = 0; c < kTile; ++c) total[r * kTile + c] = 0.0f;
   }
   const uint8_t* codes = weight.codes + column * k;
+#if defined(__AVX512VBMI__)
+  if (num_rows == 1) {
+    const uint8_t* row = packed + rows[0] * PackedRow::nbytes(k);
+    careful[0] |= !multiply_row(row, codes, k, scales, border, total);
+    return;
+  }
+#endif
   for (int64_t block = 0; block < blocks; ++block, codes += kBlock) {
     alignas(64) int32_t weight_scales[kTile];
     const int32_t first = scales[0][block], second = scales[1][block];

@@ -14,16 +14,10 @@ void pack_e4m3(const uint16_t* x, int64_t k, uint8_t* packed) {
   int16_t* high = reinterpret_cast<int16_t*>(packed + PackedRow::high_offset(blocks));
   int16_t* low = high + k;
   for (int64_t block = 0; block < blocks; ++block, high += kBlock, low += kBlock) {
-    uint8_t codes[kBlock];
     uint8_t scale;
-    quantize_e4m3(x + block * kBlock, codes, &scale, 1);
     int32_t values[kBlock], sum = 0;
-    bool nan = false;
-    for (int64_t i = 0; i < kBlock; ++i) {
-      nan |= (codes[i] & 0x7f) == 0x7f;
-      values[i] = kE4m3Times512.value[codes[i]];
-      sum += values[i] < 0 ? -values[i] : values[i];
-    }
+    header.careful |= !integers_e4m3(x + block * kBlock, values, &scale);
+    for (int64_t i = 0; i < kBlock; ++i) sum += values[i] < 0 ? -values[i] : values[i];
     int unit = kSmallestUnit;
     // Rounding makes each |high| larger by half at most.
     while (unit < kLargestUnit && (sum >> unit) + kBlock > kLargestSum) ++unit;
@@ -34,8 +28,16 @@ void pack_e4m3(const uint16_t* x, int64_t k, uint8_t* packed) {
       low[i] = static_cast<int16_t>(values[i] - (coarse << unit));
       any |= low[i];
     }
+#if defined(__AVX512VBMI__)
+    int8_t* digits = const_cast<int8_t*>(PackedRow::digits(packed, k, 0)) + block * kBlock;
+    for (int64_t i = 0; i < kBlock; ++i) {
+      const int32_t first = (high[i] + 64) >> 7;
+      digits[i] = static_cast<int8_t>(first);
+      digits[PackedRow::padded(k) + i] = static_cast<int8_t>(high[i] - 128 * first);
+      digits[2 * PackedRow::padded(k) + i] = static_cast<int8_t>(low[i]);
+    }
+#endif
     info[block] = {scale, static_cast<int8_t>(unit), any != 0};
-    header.careful |= nan;
     header.lowest_scale = scale < header.lowest_scale ? scale : header.lowest_scale;
     header.highest_scale = scale > header.highest_scale ? scale : header.highest_scale;
   }

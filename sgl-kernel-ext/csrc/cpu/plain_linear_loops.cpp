@@ -1,6 +1,7 @@
 // Products summed in float64, whatever the weight is stored as. Compiled once per CPU level; see e4m3_block_loops.cpp
 // for what that forbids. Every product of two of the formats is exact in float64.
 
+#include "e4m3_wide.h"
 #include "plain_loops.h"
 #include "simd_dot.h"
 
@@ -115,6 +116,51 @@ struct Column {
   }
 };
 
+// One row by four columns of e4m3 weights that share their scales. These go to the inputs, once for all columns, so the
+// sums are times 2^-kStoredShift until the end; powers of two change no bit.
+SGL_KERNEL_EXT_INLINE Eight scaled_inputs(const double* x, uint8_t scale) {
+  Eight value = load8(x);
+  const Doubles factor = all(power_of_two(scale - 127 + kE4m3Shift - 2 * kStoredShift));
+  for (int i = 0; i < kParts; ++i) value.part[i] *= factor;
+  return value;
+}
+
+#if defined(__AVX512VBMI__)
+// Sixty-four codes at a time; returns how many of the k inputs are done.
+int64_t add_many(const double* x, const uint8_t* codes, int64_t k, const uint8_t* scales, Eight* sums) {
+  int64_t first = 0;
+  for (; first + kCodes <= k; first += kCodes) {
+    const auto column = [&](int c) {
+      const uint8_t* p = codes + c * k + first;
+      __builtin_prefetch(p + kColumns * k);
+      return Codes(load_bytes(p));
+    };
+    const Codes columns[kColumns] = {column(0), column(1), column(2), column(3)};
+    for (int g = 0; g < 8; ++g) {
+      const Eight input = scaled_inputs(x + first + 8 * g, scales[first / kBlock + g / 4]);
+      const Bytes places = load_bytes(kNeighbours.of[g]);
+      for (int c = 0; c < kColumns; ++c) {
+        sums[c].part[0] = add_product(sums[c].part[0], input.part[0], columns[c].eight(places));
+      }
+    }
+  }
+  return first;
+}
+#else
+int64_t add_many(const double*, const uint8_t*, int64_t, const uint8_t*, Eight*) { return 0; }
+#endif
+
+void one_row(const double* x, const uint8_t* codes, int64_t k, const uint8_t* scales, double* out) {
+  Eight sums[kColumns];
+  for (int c = 0; c < kColumns; ++c) sums[c] = zero8();
+  for (int64_t i = add_many(x, codes, k, scales, sums); i < k; i += 8) {
+    const Eight input = scaled_inputs(x + i, scales[i / kBlock]);
+    for (int c = 0; c < kColumns; ++c) add_product8(sums[c], input, load8_e4m3(codes + c * k + i));
+  }
+  sum_lanes4(sums, out);
+  for (int c = 0; c < kColumns; ++c) out[c] *= power_of_two(kStoredShift);
+}
+
 template <WeightKind kKind>
 void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& weight, int64_t column, int64_t columns,
           double* scratch, double* out) {
@@ -126,11 +172,19 @@ void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& 
   bool unusual[kColumns], any = false;
   for (int c = 0; c < kColumns; ++c) {
     any |= unusual[c] = is_stored(kKind) && w[c].is_unusual(k);
-    w[c].prepare(k);
   }
+  if (kKind == WeightKind::e4m3 && num_rows == 1 && k % 8 == 0 && !any && columns == kColumns &&
+      w[0].scales == w[kColumns - 1].scales) {
+    one_row(x, w[0].data, k, w[0].scales, out);
+    return;
+  }
+  for (int c = 0; c < kColumns; ++c) w[c].prepare(k);
   if (num_rows <= kRowsUnpacked && k % 8 == 0 && !any) {
-    all_dots(x, stride, num_rows, steps, out, kColumns,
-             [&](int c, int64_t i) __attribute__((always_inline)) { return w[c].get(i); });
+    all_dots(x, stride, num_rows, steps, out, kColumns, [&](int c, int64_t i) __attribute__((always_inline)) {
+      constexpr int64_t kAhead = 1024;
+      __builtin_prefetch(w[c].data + i * bits_of(kKind) / 8 + kAhead);
+      return w[c].get(i);
+    });
     return;
   }
   for (int c = 0; c < kColumns; ++c) {

@@ -45,13 +45,6 @@ SGL_KERNEL_EXT_INLINE float inverse_rms_of(const Values& x, int64_t count, float
   return 1.0f / __builtin_sqrtf(static_cast<float>(sum / static_cast<double>(count)) + eps);
 }
 
-// Without a branch, so that loops over it are vectorised.
-SGL_KERNEL_EXT_INLINE uint16_t round_bfloat16(float value) {
-  const uint32_t bits = as_bits(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-}
-
 }  // namespace
 
 float inverse_rms(Row x, int64_t count, float eps) {
