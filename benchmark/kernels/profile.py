@@ -42,6 +42,7 @@ FAMILIES = {
     "moe.route": "router",
     "moe.": "experts",
     "linear.": "projections and head",
+    "projection.": "projections and head",
     "mhc.": "hyper-connections",
     "engram.": "n-gram memory",
     "norm.": "norms",

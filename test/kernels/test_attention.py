@@ -46,6 +46,16 @@ def test_attend_equals_reference(
         assert_same(cpu.attend(*case), expected)
 
 
+@given(
+    rows=st.integers(0, 9), width=st.integers(0, 20), k=st.integers(0, 20), missing=st.booleans(), seed=st.integers(0, 99)
+)
+def test_join_keys_equals_reference(assert_same, rows, width, k, missing, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    window, groups = (torch.randint(-1, 50, (rows, size), generator=generator) for size in (width, k))
+    args = (window.sort(descending=True).values, None if missing else groups.sort(descending=True).values, 40)
+    assert_same(cpu.join_keys(*args), attention.join_keys.reference(*args))
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     rows=st.integers(0, 9),

@@ -100,6 +100,25 @@ def test_mixture_equals_reference(every_level, assert_same, make_input, experts,
         assert_same(cpu.mixture(*args), expected)
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("kept", [False, True])
+def test_feed_forward_equals_reference(every_level, assert_same, make_weight, make_input, experts, rows, kept) -> None:
+    routed = moe.Experts(experts[0]) if kept else experts[0]
+    bias = torch.randn(12, generator=torch.Generator().manual_seed(1))
+    args = (make_input((rows, 96)), make_weight("bfloat16", 12, 96), bias, 4, 1.5, 0.7, routed, experts[1], LIMIT)
+    expected = moe.feed_forward.reference(*args)
+    for _ in every_level():
+        assert_same(cpu.feed_forward(*args), expected)
+
+
+def test_experts_are_prepared_anew_for_another_shared_one(assert_same, make_weight, make_input, experts) -> None:
+    routed, x, choice = moe.Experts(experts[0]), make_input((3, 96)), choose(3, 4, 0)
+    for shared in (experts[1], make_expert(make_weight, "bfloat16", 96, 64, 7), experts[0][0]):
+        assert_same(
+            cpu.mixture(x, *choice, routed, shared, LIMIT), moe.mixture.reference(x, *choice, routed, shared, LIMIT)
+        )
+
+
 def test_a_choice_made_twice_counts_twice(assert_same, make_input, experts) -> None:
     x, weights = make_input((2, 96)), torch.tensor([[0.5, 0.25], [0.5, 0.25]])
     args = (x, torch.tensor([[3, 3], [3, 1]]), weights, *experts, LIMIT)
@@ -135,13 +154,9 @@ def test_result_does_not_depend_on_threads(every_level, thread_counts, assert_sa
 
 
 def test_an_expert_that_was_not_given_is_refused(make_input, experts) -> None:
-    codes, scales = cpu._parts([experts[0][3]])
-    chosen = torch.tensor([[3], [5]])
-    shared = cpu._parts([experts[1]])
-    with pytest.raises(ValueError, match="expert 5 is not among the 1 given"):
-        sgl_kernel_ext.mixture(
-            make_input((2, 96)), chosen, torch.ones(2, 1), [3], codes, scales, True, *shared, False, LIMIT
-        )
+    for wrong in (12, -1):
+        with pytest.raises(IndexError, match=f"expert {wrong} is not among the 12 given"):
+            cpu.mixture(make_input((2, 96)), torch.tensor([[3], [wrong]]), torch.ones(2, 1), *experts, LIMIT)
 
 
 def test_bad_input_is_refused_by_shape_and_dtype(make_weight, make_input) -> None:
@@ -152,5 +167,7 @@ def test_bad_input_is_refused_by_shape_and_dtype(make_weight, make_input) -> Non
         sgl_kernel_ext.expert_mlp(torch.zeros(2, 64), codes, scales, False, LIMIT)
     with pytest.raises(ValueError, match=r"row_weight must have shape \[2\], got \[3\]"):
         sgl_kernel_ext.expert_mlp(make_input((2, 64)), codes, scales, False, LIMIT, torch.ones(3))
+    with pytest.raises(ValueError, match=r"Experts: some experts and one shared one are needed"):
+        sgl_kernel_ext.Experts([], [], False, codes, scales, False)
     with pytest.raises(ValueError, match=r"route: top_k must be 1 to 8, got 9"):
         sgl_kernel_ext.route(make_input((2, 64)), torch.zeros(8, 64), torch.zeros(8), 9, 1.0, 1.0)

@@ -43,6 +43,23 @@ def test_records_equal_reference(
 
 
 @settings(max_examples=30, deadline=None)
+@given(prior=st.integers(0, 40), rows=st.integers(0, 20), blocks=st.integers(1, 6), seed=st.integers(0, 2**31))
+def test_exchange_equals_reference(every_level, assert_same, make_input, prior, rows, blocks, seed) -> None:
+    """A record may be read and then overwritten."""
+    record, generator = Record(32 * blocks, "window"), torch.Generator().manual_seed(seed)
+    before = torch.zeros(60, record.nbytes, dtype=torch.uint8)
+    records.write_records.reference(before, torch.arange(60), make_input((60, record.dim), seed), record)
+    values, kept = make_input((rows, record.dim), seed + 1), torch.arange(rows)[rows // 3 :]
+    places = [torch.randperm(60, generator=generator)[:count] for count in (prior, len(kept))]
+    expected = before.clone()
+    joined = records.exchange_records.reference(expected, places[0], kept, places[1], values, record)
+    for _ in every_level():
+        pool = before.clone()
+        assert_same(cpu.exchange_records(pool, places[0], kept, places[1], values, record), joined)
+        assert_same(pool, expected)
+
+
+@settings(max_examples=30, deadline=None)
 @given(kind=st.sampled_from(KINDS), blocks=st.integers(1, 6), seed=st.integers(0, 2**31))
 def test_any_bytes_are_read_as_the_formats_say(every_level, assert_same, kind, blocks, seed) -> None:
     record, generator = Record(32 * blocks, kind), torch.Generator().manual_seed(seed)

@@ -69,9 +69,13 @@ def test_hyper_connections_equal_reference(every_level, assert_same, make_input,
     y = make_input((rows, d), seed + 4)
     mixed = mhc.mixes.reference(*site, iters, 1e-6)
     pre, post, comb = mixed
+    entry = (site[0], pre, make_input((d,), seed + 5), EPS, *site[1:], iters, 1e-6)
+    entered = mhc.enter.reference(*entry)
     collapsed, expanded = mhc.collapse.reference(site[0], pre), mhc.expand.reference(y, site[0], post, comb)
     for _ in every_level():
         for actual, expected in zip(cpu.mixes(*site, iters, 1e-6), mixed, strict=True):
+            assert_same(actual, expected)
+        for actual, expected in zip(cpu.enter(*entry), entered, strict=True):
             assert_same(actual, expected)
         assert_same(cpu.collapse(site[0], pre), collapsed)
         assert_same(cpu.expand(y, site[0], post, comb), expanded)
@@ -144,6 +148,7 @@ def all_ops(make_input, rows: slice) -> list[Tensor]:
         post,
         comb,
         cpu.collapse(streams, pre),
+        *cpu.enter(streams, pre, floats(96), EPS, *site, 20, 1e-6),
         cpu.expand(y, streams, post, comb),
         cpu.rms_norm(y, floats(96), EPS),
         cpu.rotate(streams, cos, sin),

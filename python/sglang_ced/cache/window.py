@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_ced.cache.layout import CacheLayout
 from sglang_ced.cache.step import HalfPlan
-from sglang_ced.kernels.records import read_records, write_records
+from sglang_ced.kernels.records import exchange_records
 
 
 class StaleRowError(RuntimeError):
@@ -51,10 +51,8 @@ class WindowRing:
 
         kv bfloat16 [rows of the half, head_dim], already rounded to e4m3 -> bfloat16 [prior + rows, head_dim].
         """
-        ring = self.data[layer]
-        prior = read_records(ring, plan.prior_rows, self.record)
-        write_records(ring, plan.ring_rows, kv[plan.kept_rows], self.record)
-        return torch.cat((prior, kv))
+        rows = (plan.prior_rows, plan.kept_rows, plan.ring_rows)
+        return exchange_records(self.data[layer], *rows, kv, self.record)
 
     def commit(self, half: int, plan: HalfPlan) -> None:
         """Tag the rows that this step wrote in every layer of the half."""

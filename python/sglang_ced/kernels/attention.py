@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from sglang_ced.formats import record_of
-from sglang_ced.kernels.registry import op
+from sglang_ced.kernels.registry import joined, op
 
 SOFTMAX_BLOCK = 64
 ROWS_AT_ONCE = 64
 
 
+@joined
 def join_keys(window: Tensor, groups: Tensor | None, num_window_rows: int) -> Tensor:
-    """One key list per row: its window rows, then its group slots, then -1; no holes.
+    """One key list int64 [T, W + K] per row: its window rows, then its group slots, then -1; no holes.
 
     window int64 [T, W]: row numbers ascending, -1 only at the end. groups int64 [T, K]: pool slots, -1 only at the end.
     Group slot s is written as num_window_rows + s. Softmax blocks count attended keys, so holes would show in the

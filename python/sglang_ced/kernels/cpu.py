@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_ced.formats import E2m1Weight, E4m3Weight, Record, Weight
-from sglang_ced.kernels import attention, engram, indexer, linear, mhc, moe, norm, records, rope
+from sglang_ced.kernels import attention, engram, indexer, linear, mhc, moe, norm, projection, records, rope
 from sglang_ced.kernels.registry import Op
 
 P = ParamSpec("P")
@@ -103,6 +103,29 @@ def _stored(weight: Weight) -> tuple[Tensor, Tensor | None]:
     return weight.contiguous(), None
 
 
+@_fast(projection.attention_inputs, "attention_inputs")
+def attention_inputs(
+    x: Tensor, weights: projection.InputWeights, cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    a, q_norm, b, kv, kv_norm = weights
+    if not (isinstance(a, E4m3Weight) and isinstance(b, E4m3Weight) and isinstance(kv, E4m3Weight)) or x.dim() != 2:
+        return projection.attention_inputs.reference(x, weights, cos, sin, eps)
+    result: tuple[Tensor, Tensor, Tensor] = ext.attention_inputs(
+        x.contiguous(), a.codes, a.scales, q_norm, b.codes, b.scales, kv.codes, kv.scales, kv_norm, cos, sin, eps
+    )
+    return result
+
+
+@_fast(projection.attention_output, "attention_output")
+def attention_output(heads: Tensor, cos: Tensor, sin: Tensor, wo_a: Weight, wo_b: Weight, groups: int) -> Tensor:
+    if not (isinstance(wo_a, E4m3Weight) and isinstance(wo_b, E4m3Weight)):
+        return projection.attention_output.reference(heads, cos, sin, wo_a, wo_b, groups)
+    result: Tensor = ext.attention_output(
+        heads.contiguous(), cos, sin, wo_a.codes, wo_a.scales, groups, wo_b.codes, wo_b.scales
+    )
+    return result
+
+
 # -- experts ----------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +147,7 @@ def expert_mlp(x: Tensor, weights: moe.ExpertWeights, limit: float, row_weight: 
     return result
 
 
-@_fast(moe.mixture, "mixture")
+@_fast(moe.mixture, "mixture", "Experts")
 def mixture(
     x: Tensor,
     chosen: Tensor,
@@ -133,22 +156,29 @@ def mixture(
     shared: moe.ExpertWeights,
     limit: float,
 ) -> Tensor:
-    form, shared_form = _expert_form(experts[0]), _expert_form(shared)
-    if form is None or shared_form is None:
+    prepared = _prepared(experts, shared)
+    if prepared is None:
         return moe.mixture.reference(x, chosen, weights, experts, shared, limit)
-    ids, parts = sorted(set(chosen.flatten().tolist())), _parts_of_each(experts)
-    result: Tensor = ext.mixture(
-        x.contiguous(),
-        chosen.contiguous(),
-        weights.contiguous(),
-        ids,
-        [codes for index in ids for codes in parts[index][0]],
-        [scales for index in ids for scales in parts[index][1]],
-        form is E2m1Weight,
-        *_parts([shared]),
-        shared_form is E2m1Weight,
-        limit,
-    )
+    result: Tensor = ext.mixture(x.contiguous(), chosen.contiguous(), weights.contiguous(), prepared, limit)
+    return result
+
+
+@_fast(moe.feed_forward, "feed_forward", "Experts")
+def feed_forward(
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    top_k: int,
+    scale: float,
+    temperature: float,
+    experts: Sequence[moe.ExpertWeights],
+    shared: moe.ExpertWeights,
+    limit: float,
+) -> Tensor:
+    prepared = _prepared(experts, shared)
+    if prepared is None:
+        return moe.feed_forward.reference(x, gate, bias, top_k, scale, temperature, experts, shared, limit)
+    result: Tensor = ext.feed_forward(x.contiguous(), gate, bias, top_k, scale, temperature, prepared, limit)
     return result
 
 
@@ -160,14 +190,17 @@ def _expert_form(weights: moe.ExpertWeights) -> type[E4m3Weight] | type[E2m1Weig
     return None
 
 
-def _parts_of_each(experts: Sequence[moe.ExpertWeights]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Codes and scales of every expert, listed once for an `Experts`."""
-    if not isinstance(experts, moe.Experts):
-        return [_parts([expert]) for expert in experts]
-    if not isinstance(experts.prepared, list):
-        experts.prepared = [_parts([expert]) for expert in experts]
-    parts: list[tuple[list[Tensor], list[Tensor]]] = experts.prepared
-    return parts
+def _prepared(experts: Sequence[moe.ExpertWeights], shared: moe.ExpertWeights) -> Any:
+    """The package's view of a layer's experts, made once for an `Experts`; None where it takes no such form."""
+    if isinstance(experts, moe.Experts) and experts.prepared is not None and experts.prepared[0] is shared:
+        return experts.prepared[1]
+    form, shared_form = _expert_form(experts[0]), _expert_form(shared)
+    prepared = None
+    if form is not None and shared_form is not None:
+        prepared = ext.Experts(*_parts(experts), form is E2m1Weight, *_parts([shared]), shared_form is E2m1Weight)
+    if isinstance(experts, moe.Experts):
+        experts.prepared = (shared, prepared)
+    return prepared
 
 
 def _parts(experts: Iterable[moe.ExpertWeights]) -> tuple[list[Tensor], list[Tensor]]:
@@ -176,6 +209,14 @@ def _parts(experts: Iterable[moe.ExpertWeights]) -> tuple[list[Tensor], list[Ten
 
 
 # -- attention --------------------------------------------------------------------------------------------------------
+
+
+@_fast(attention.join_keys, "join_keys")
+def join_keys(window: Tensor, groups: Tensor | None, num_window_rows: int) -> Tensor:
+    if groups is None or groups.shape[1] == 0:
+        return window
+    result: Tensor = ext.join_keys(window.contiguous(), groups.contiguous(), num_window_rows)
+    return result
 
 
 @_fast(attention.attend, "attend", "RECORD_KINDS")
@@ -245,6 +286,24 @@ def mixes(
     return result
 
 
+@_fast(mhc.enter, "enter")
+def enter(
+    streams: Tensor,
+    weights: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    iters: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = ext.enter(
+        streams.contiguous(), weights.contiguous(), norm_weight, norm_eps, fn, base, scale, iters, eps
+    )
+    return result
+
+
 @_fast(mhc.collapse, "collapse")
 def collapse(streams: Tensor, weights: Tensor) -> Tensor:
     result: Tensor = ext.collapse(streams.contiguous(), weights.contiguous())
@@ -292,6 +351,18 @@ def write_records(pool: Tensor, rows: Tensor, values: Tensor, record: Record) ->
 @_fast(records.read_records, "read_records", "RECORD_KINDS")
 def read_records(pool: Tensor, rows: Tensor, record: Record) -> Tensor:
     result: Tensor = ext.read_records(pool, rows.contiguous(), record.dim, record.kind)
+    return result
+
+
+@_fast(records.exchange_records, "exchange_records")
+def exchange_records(
+    pool: Tensor, prior_rows: Tensor, kept_rows: Tensor, rows: Tensor, values: Tensor, record: Record
+) -> Tensor:
+    if values.dtype != torch.bfloat16:
+        return records.exchange_records.reference(pool, prior_rows, kept_rows, rows, values, record)
+    result: Tensor = ext.exchange_records(
+        pool, prior_rows.contiguous(), kept_rows.contiguous(), rows.contiguous(), values.contiguous(), record.kind
+    )
     return result
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from sglang_ced.kernels.linear import matmul
-from sglang_ced.kernels.norm import inverse_rms
-from sglang_ced.kernels.registry import op
+from sglang_ced.kernels.norm import inverse_rms, rms_norm
+from sglang_ced.kernels.registry import joined, op
 from sglang_ced.kernels.sums import add_up
 
 NORM_EPS = 1e-20
@@ -48,6 +48,23 @@ def _sigmoid(x: Tensor) -> Tensor:
 def collapse(streams: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum of streams [T, n, d] by float32 [T, n] -> bfloat16 [T, d]."""
     return add_up(streams.float() * weights.unsqueeze(-1), -2).squeeze(-2).to(torch.bfloat16)
+
+
+@joined
+def enter(
+    streams: Tensor,
+    weights: Tensor,
+    norm: Tensor,
+    norm_eps: float,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    iters: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a site begins with: the normed `collapse` of its streams, bfloat16 [T, d], and their `mixes`."""
+    pre, post, comb = mixes(streams, fn, base, scale, iters, eps)
+    return rms_norm(collapse(streams, weights), norm, norm_eps), pre, post, comb
 
 
 @op

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sglang_ced.formats import Weight
 from sglang_ced.kernels.linear import linear, matmul
-from sglang_ced.kernels.registry import op
+from sglang_ced.kernels.registry import joined, op
 from sglang_ced.kernels.sums import add_up
 
 
@@ -24,9 +24,9 @@ class ExpertWeights(NamedTuple):
 
 
 class Experts(tuple[ExpertWeights, ...]):
-    """All experts of a layer. A fast version may keep in `prepared` what it derives from them once."""
+    """All experts of a layer. A fast version may keep in `prepared` what it derives from them and the shared one."""
 
-    prepared: object = None
+    prepared: tuple[ExpertWeights, object] | None = None
 
 
 @op
@@ -69,3 +69,20 @@ def mixture(
         row, place = (chosen == index).nonzero(as_tuple=True)
         out.index_add_(0, row, expert_mlp(x[row], experts[index], limit, weights[row, place]).float())
     return (out + expert_mlp(x, shared, limit).float()).to(torch.bfloat16)
+
+
+@joined
+def feed_forward(
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    top_k: int,
+    scale: float,
+    temperature: float,
+    experts: Sequence[ExpertWeights],
+    shared: ExpertWeights,
+    limit: float,
+) -> Tensor:
+    """x bfloat16 [T, d] through the experts that `route` chooses for it: `mixture` -> bfloat16 [T, d]."""
+    chosen, weights = route(x, gate, bias, top_k, scale, temperature)
+    return mixture(x, chosen, weights, experts, shared, limit)

@@ -28,6 +28,7 @@ class Op(Generic[P, R]):
         self.reference, self.fast = reference, dict[str, Callable[P, R]]()
         self.__doc__ = reference.__doc__
         self.active = "reference"
+        self.joined = False
         self._run = reference
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -55,6 +56,14 @@ def op(reference: Callable[P, R]) -> Op[P, R]:
     """Decorator: make a reference function an `Op` and list it."""
     made = Op(reference)
     OPS[made.name] = made  # type: ignore[assignment]
+    return made
+
+
+def joined(reference: Callable[P, R]) -> Op[P, R]:
+    """Decorator: an `Op` that is a chain of others, worth one call where each of them is short. Its reference runs the
+    active versions of its parts."""
+    made = op(reference)
+    made.joined = True
     return made
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.config import CedConfig, LayerPlan
-from sglang_ced.kernels import attention, compressor, indexer, rope
-from sglang_ced.kernels.linear import grouped_linear, linear, matmul, round_input
+from sglang_ced.kernels import attention, compressor, indexer, projection, rope
+from sglang_ced.kernels.linear import linear, matmul
 from sglang_ced.kernels.norm import rms_norm
 from sglang_ced.kernels.records import round_index
 from sglang_ced.model.context import HalfContext, RopeTables
@@ -113,10 +113,11 @@ class Attention:
     def __init__(self, checkpoint: Checkpoint, plan: LayerPlan, tables: RopeTables) -> None:
         config: CedConfig = checkpoint.config
         name, self.plan, self.config = f"layers.{plan.index}.attn", plan, config
-        self.wq_a, self.wq_b, self.wkv, self.wo_a, self.wo_b = (
+        wq_a, wq_b, wkv, self.wo_a, self.wo_b = (
             checkpoint.weight(f"{name}.{part}") for part in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b")
         )
-        self.q_norm, self.kv_norm = (checkpoint.tensor(f"{name}.{part}.weight") for part in ("q_norm", "kv_norm"))
+        q_norm, kv_norm = (checkpoint.tensor(f"{name}.{part}.weight") for part in ("q_norm", "kv_norm"))
+        self.inputs = projection.InputWeights(wq_a, q_norm, wq_b, wkv, kv_norm)
         self.sink = checkpoint.tensor(f"{name}.attn_sink")
         self.source = GlobalSource(checkpoint, plan, tables) if plan.owns_kv else None
         self.selector = Selector(checkpoint, plan) if plan.owns_selection else None
@@ -125,9 +126,7 @@ class Attention:
         """bfloat16 [T, d] -> bfloat16 [T, d] for the rows of the half. Global KV of the step is in the pool already."""
         c, plan = self.config, self.plan
         cos, sin = context.angles(plan.ratio)
-        q_lora = rms_norm(linear(x, self.wq_a), self.q_norm, c.rms_norm_eps)
-        q = rope.rotate(linear(q_lora, self.wq_b).unflatten(-1, (c.num_attention_heads, c.head_dim)), cos, sin)
-        kv = round_input(rope.rotate(rms_norm(linear(x, self.wkv), self.kv_norm, c.rms_norm_eps), cos, sin))
+        q, q_lora, kv = projection.attention_inputs(x, self.inputs, cos, sin, c.rms_norm_eps)
         if self.selector is not None:
             groups = self.selector.select(x, q_lora, context)
             context.keys[plan.index] = attention.join_keys(context.plan.window, groups, context.plan.num_window_rows)
@@ -136,5 +135,4 @@ class Attention:
         if plan.kv_source is not None and plan.index_source is not None:
             pool, keys = context.state.global_kv.kv[plan.kv_source], context.keys[plan.index_source]
         out = attention.attend(q, window, pool, keys, self.sink)
-        out = rope.rotate(out, cos, sin, inverse=True)
-        return linear(grouped_linear(out.flatten(1), self.wo_a, c.o_groups), self.wo_b)
+        return projection.attention_output(out, cos, sin, self.wo_a, self.wo_b, c.o_groups)

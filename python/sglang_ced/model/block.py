@@ -6,8 +6,7 @@ from torch import Tensor
 
 from sglang_ced.checkpoint.reader import Checkpoint
 from sglang_ced.config import LayerPlan
-from sglang_ced.kernels.mhc import collapse, expand
-from sglang_ced.kernels.norm import rms_norm
+from sglang_ced.kernels.mhc import expand
 from sglang_ced.model.attention import Attention
 from sglang_ced.model.context import HalfContext, RopeTables
 from sglang_ced.model.engram import Engram
@@ -17,11 +16,9 @@ from sglang_ced.model.moe import MixtureOfExperts
 
 class Block:
     def __init__(self, checkpoint: Checkpoint, plan: LayerPlan, tables: RopeTables) -> None:
-        name, self.plan, self.eps = f"layers.{plan.index}", plan, checkpoint.config.rms_norm_eps
-        self.attn_norm = checkpoint.tensor(f"{name}.attn_norm.weight")
-        self.ffn_norm = checkpoint.tensor(f"{name}.ffn_norm.weight")
-        self.hc_attn = HyperConnection(checkpoint, f"{name}.hc_attn")
-        self.hc_ffn = HyperConnection(checkpoint, f"{name}.hc_ffn")
+        name, self.plan = f"layers.{plan.index}", plan
+        self.hc_attn = HyperConnection(checkpoint, f"{name}.hc_attn", f"{name}.attn_norm")
+        self.hc_ffn = HyperConnection(checkpoint, f"{name}.hc_ffn", f"{name}.ffn_norm")
         self.attention = Attention(checkpoint, plan, tables)
         self.experts = MixtureOfExperts(checkpoint, plan.index)
         self.engram = Engram(checkpoint, plan.index) if plan.has_engram else None
@@ -31,18 +28,16 @@ class Block:
     ) -> tuple[Tensor, Tensor]:
         """streams bfloat16 [T, n, d] and float32 [T, n] collapse weights of the site before -> both for the next layer.
 
-        keep: rows that go on after this layer's global KV is written (the cut between encoder and decoder); the
-        context is that of the rows that stay.
+        keep: rows that go on after this layer's global KV is written (the cut between encoder and decoder), None for
+        all; the context is that of the rows that stay.
         """
         if self.engram is not None:
             streams = self.engram(streams, context.memory[self.plan.index])
-        x = rms_norm(collapse(streams, pre_mix), self.attn_norm, self.eps)
+        x, pre, post, comb = self.hc_attn(streams, pre_mix)
         if self.attention.source is not None:
             self.attention.source.write(x, context)
         if keep is not None:
-            streams, x = streams[keep], x[keep]
-        pre, post, comb = self.hc_attn(streams)
+            streams, x, pre, post, comb = (each[keep] for each in (streams, x, pre, post, comb))
         streams = expand(self.attention(x, context), streams, post, comb)
-        next_pre, post, comb = self.hc_ffn(streams)
-        x = rms_norm(collapse(streams, pre), self.ffn_norm, self.eps)
+        x, next_pre, post, comb = self.hc_ffn(streams, pre)
         return expand(self.experts(x), streams, post, comb), next_pre

@@ -45,20 +45,20 @@ class HalfContext:
     candidates: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def make(
-        cls, step: Step, state: CacheState, decoder: bool, tables: RopeTables, memory: Mapping[int, Memory]
-    ) -> HalfContext:
-        plan = step.decoder if decoder else step.encoder
-        positions = step.positions[plan.rows]
-        return cls(
-            step=step,
-            state=state,
-            plan=plan,
-            reach=step.decoder_reach if decoder else step.encoder_reach,
-            positions=positions,
-            plain=rope.angles(positions, tables.plain),
-            compressed=rope.angles(positions, tables.compressed),
-            memory=memory,
+    def make(cls, step: Step, state: CacheState, tables: RopeTables, memory: Mapping[int, Memory]) -> HalfContext:
+        """Of the encoder, which runs all rows."""
+        plain, compressed = (rope.angles(step.positions, freq) for freq in (tables.plain, tables.compressed))
+        return cls(step, state, step.encoder, step.encoder_reach, step.positions, plain, compressed, memory)
+
+    def decoder(self) -> HalfContext:
+        """Of the rows that go on into the decoder."""
+        step, rows = self.step, self.step.decoder.rows
+        positions, plain, compressed = self.positions, self.plain, self.compressed
+        if len(rows) < len(positions):
+            positions = positions[rows]
+            plain, compressed = ((cos[rows], sin[rows]) for cos, sin in (plain, compressed))
+        return HalfContext(
+            step, self.state, step.decoder, step.decoder_reach, positions, plain, compressed, self.memory
         )
 
     def angles(self, ratio: int) -> tuple[Tensor, Tensor]:

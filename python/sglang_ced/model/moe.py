@@ -19,8 +19,8 @@ class MixtureOfExperts:
 
     def __call__(self, x: Tensor) -> Tensor:
         """bfloat16 [T, d] -> bfloat16 [T, d]."""
-        chosen, weights = moe.route(x, self.gate, self.bias, self.top_k, self.scale, self.temperature)
-        return moe.mixture(x, chosen, weights, self.experts, self.shared, self.limit)
+        router = (self.gate, self.bias, self.top_k, self.scale, self.temperature)
+        return moe.feed_forward(x, *router, self.experts, self.shared, self.limit)
 
 
 def _expert(checkpoint: Checkpoint, name: str) -> moe.ExpertWeights:

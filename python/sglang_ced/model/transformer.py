@@ -51,12 +51,13 @@ class Transformer:
         streams = self.embed(step.token_ids)
         pre_mix = torch.zeros(streams.shape[:2], dtype=torch.float32, device=streams.device)
         pre_mix[:, 0] = 1.0
-        context = HalfContext.make(step, state, decoder=False, tables=self.tables, memory=memory)
+        context = HalfContext.make(step, state, self.tables, memory)
         cut = self.config.first_decoder_layer
         for block in self.blocks[:cut]:
             streams, pre_mix = block(streams, pre_mix, context)
-        context = HalfContext.make(step, state, decoder=True, tables=self.tables, memory=memory)
-        streams, pre_mix = self.blocks[cut](streams, pre_mix, context, keep=step.decoder.rows)
+        context = context.decoder()
+        keep = step.decoder.rows if len(step.decoder.rows) < step.num_rows else None
+        streams, pre_mix = self.blocks[cut](streams, pre_mix, context, keep)
         for block in self.blocks[cut + 1 :]:
             streams, pre_mix = block(streams, pre_mix, context)
         state.commit(step)

@@ -8,18 +8,19 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "checks.h"
 #include "dispatch.h"
 #include "plain_loops.h"
-#include "stored_input.h"
 
 namespace sgl_kernel_ext {
 namespace {
 
-constexpr int64_t kRowsPacked = 256;         // rows of an input held in packed form at a time
-constexpr int64_t kWeightsPerTask = 131072;  // a thread's share should outweigh waking it
+constexpr int64_t kRowsPacked = 256;        // rows of an input held in packed form at a time
+constexpr int64_t kWeightsPerTask = 32768;  // a thread's share should outweigh waking it
 
 int64_t grain(int64_t weights_per_item) {
   return std::max<int64_t>(1, kWeightsPerTask / std::max<int64_t>(1, weights_per_item));
@@ -42,42 +43,48 @@ at::Tensor result_like(const at::Tensor& x, int64_t n, at::ScalarType dtype) {
 
 // -- stored weights ---------------------------------------------------------------------------------------------------
 
-at::Tensor stored_linear(const char* op, const at::Tensor& x, const at::Tensor& codes, const at::Tensor& scales,
-                         bool is_e2m1) {
-  const StoredWeight weight = stored_weight(op, codes, scales, is_e2m1);
+// Products of one input with some weights, all of one form and k: the input is packed once for all.
+std::vector<at::Tensor> stored_linears(const char* op, const at::Tensor& x, const std::vector<StoredWeight>& weights) {
+  const int64_t k = weights[0].k;
   check_dtype(op, "x", x, at::kBFloat16);
-  const int64_t num_rows = check_input(op, x, weight.k), n = weight.n;
-  at::Tensor result = result_like(x, n, at::kBFloat16);
-  uint16_t* out = mutable_bfloat16_bits(result);
-  for (int64_t first = 0; first < num_rows; first += kRowsPacked, out += kRowsPacked * n) {
+  const int64_t num_rows = check_input(op, x, k);
+  std::vector<at::Tensor> results;
+  std::vector<uint16_t*> outs;
+  int64_t tiles = 0;
+  for (const StoredWeight& weight : weights) {
+    TORCH_CHECK_VALUE(weight.k == k, op, ": all weights must have ", k, " inputs, got ", weight.k);
+    results.push_back(result_like(x, weight.n, at::kBFloat16));
+    outs.push_back(mutable_bfloat16_bits(results.back()));
+    tiles += num_tiles(weight.n);
+  }
+  for (int64_t first = 0; first < num_rows; first += kRowsPacked) {
     const int64_t count = std::min(kRowsPacked, num_rows - first);
-    StoredInput input(bfloat16_bits(x) + first * weight.k, count, weight.k, is_e2m1);
+    StoredInput input(bfloat16_bits(x) + first * k, count, k, weights[0].is_e2m1);
     input.pack_all();
     const int64_t parts = ceil_div(count, StoredInput::kMaxRows);
-    at::parallel_for(0, num_tiles(n) * parts, grain(kTile * weight.k), [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, tiles * parts, grain(kTile * k), [&](int64_t begin, int64_t end) {
       int32_t rows[StoredInput::kMaxRows];
       float total[StoredInput::kMaxRows * kTile];
       for (int64_t task = begin; task < end; ++task) {
         const int64_t row = task % parts * StoredInput::kMaxRows, size = std::min(StoredInput::kMaxRows, count - row);
         for (int64_t r = 0; r < size; ++r) rows[r] = static_cast<int32_t>(row + r);
-        const auto columns = input.tile(rows, size, weight, task / parts, total);
+        int64_t tile = task / parts;
+        size_t which = 0;
+        for (; tile >= num_tiles(weights[which].n); ++which) tile -= num_tiles(weights[which].n);
+        const int64_t n = weights[which].n;
+        const auto columns = input.tile(rows, size, weights[which], tile, total);
         for (int64_t r = 0; r < size; ++r) {
-          for (int64_t c = 0; c < columns.count; ++c) {
-            out[(row + r) * n + columns.first + c] = to_bfloat16_bits(total[r * kTile + columns.offset + c]);
-          }
+          uint16_t* out = outs[which] + (first + row + r) * n + columns.first;
+          for (int64_t c = 0; c < columns.count; ++c) out[c] = to_bfloat16_bits(total[r * kTile + columns.offset + c]);
         }
       }
     });
   }
-  return result;
-}
-
-at::Tensor linear_e4m3(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& scales) {
-  return stored_linear("linear_e4m3", x, codes, scales, false);
+  return results;
 }
 
 at::Tensor linear_e2m1(const at::Tensor& x, const at::Tensor& packed, const at::Tensor& scales) {
-  return stored_linear("linear_e2m1", x, packed, scales, true);
+  return stored_linears("linear_e2m1", x, {stored_weight("linear_e2m1", packed, scales, true)})[0];
 }
 
 // -- sums in float64 --------------------------------------------------------------------------------------------------
@@ -130,14 +137,14 @@ struct PlainProduct {
       constexpr int64_t kRowsPerTask = 64;
       const int64_t parts = ceil_div(count, kRowsPerTask);
       at::parallel_for(0, groups * tiles * parts, grain(kPlainTile * k), [&](int64_t begin, int64_t end) {
-        at::Tensor scratch = at::empty({plain_scratch(k)}, at::kDouble);
+        const std::unique_ptr<double[]> scratch(new double[static_cast<size_t>(plain_scratch(k))]);
         double out[kRowsPerTask * kPlainTile];
         for (int64_t task = begin; task < end; ++task) {
           const int64_t row = task % parts * kRowsPerTask, size = std::min(kRowsPerTask, count - row);
           const int64_t group = task / parts / tiles, tile = task / parts % tiles * kPlainTile;
           const int64_t valid = std::min(kPlainTile, columns - tile);
           multiply(wide + (row * groups + group) * padded, groups * padded, size, weight, group * columns + tile, valid,
-                   scratch.mutable_data_ptr<double>(), out);
+                   scratch.get(), out);
           for (int64_t r = 0; r < size; ++r) {
             for (int64_t c = 0; c < valid; ++c) {
               store(first + row + r, group * columns + tile + c, static_cast<float>(out[r * kPlainTile + c]));
@@ -183,12 +190,20 @@ at::Tensor linear_bfloat16(const at::Tensor& x, const at::Tensor& weight) {
   return plain_linear("linear_bfloat16", x, weight, std::nullopt, 1, true);
 }
 
+}  // namespace
+
+at::Tensor linear_e4m3(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& scales) {
+  return stored_linears("linear_e4m3", x, {stored_weight("linear_e4m3", codes, scales, false)})[0];
+}
+
+std::vector<at::Tensor> linears_e4m3(const char* op, const at::Tensor& x, const std::vector<StoredWeight>& weights) {
+  return stored_linears(op, x, weights);
+}
+
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& scales,
                           int64_t groups) {
   return plain_linear("grouped_linear", x, weight, scales, groups, true);
 }
-
-}  // namespace
 
 at::Tensor matmul(const at::Tensor& x, const at::Tensor& weight) {
   return plain_linear("matmul", x, weight, std::nullopt, 1, false);

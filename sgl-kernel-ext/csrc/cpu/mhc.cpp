@@ -1,4 +1,4 @@
-// Ops `mixes`, `collapse` and `expand` of hyper-connections.
+// Ops `mixes`, `collapse`, `enter` and `expand` of hyper-connections.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -123,18 +123,30 @@ at::Tensor expand(const at::Tensor& y, const at::Tensor& streams, const at::Tens
   return result;
 }
 
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> enter(const at::Tensor& streams, const at::Tensor& weights,
+                                                                 const at::Tensor& norm, double norm_eps,
+                                                                 const at::Tensor& fn, const at::Tensor& base,
+                                                                 const at::Tensor& scale, int64_t iters, double eps) {
+  auto [pre, post, comb] = mixes(streams, fn, base, scale, iters, eps);
+  return {rms_norm(collapse(streams, weights), norm, norm_eps), pre, post, comb};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(sgl_kernel_ext, m) {
   m.def(
       "mixes(Tensor streams, Tensor fn, Tensor base, Tensor scale, int iters, float eps) -> (Tensor pre, Tensor post, "
       "Tensor comb)");
+  m.def(
+      "enter(Tensor streams, Tensor weights, Tensor norm, float norm_eps, Tensor fn, Tensor base, Tensor scale, int "
+      "iters, float eps) -> (Tensor x, Tensor pre, Tensor post, Tensor comb)");
   m.def("collapse(Tensor streams, Tensor weights) -> Tensor");
   m.def("expand(Tensor y, Tensor streams, Tensor post, Tensor comb) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(sgl_kernel_ext, CPU, m) {
   m.impl("mixes", &mixes);
+  m.impl("enter", &enter);
   m.impl("collapse", &collapse);
   m.impl("expand", &expand);
 }

@@ -1,9 +1,10 @@
-// Ops `expert_mlp` and `mixture`: SwiGLU experts with stored weights, many experts at a time.
+// Ops `expert_mlp`, `mixture` and `feed_forward`: SwiGLU experts with stored weights, many experts at a time.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <torch/custom_class.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "checks.h"
 #include "dispatch.h"
+#include "route.h"
 #include "stored_input.h"
 #include "swiglu_loops.h"
 
@@ -19,7 +21,7 @@ namespace sgl_kernel_ext {
 namespace {
 
 constexpr int64_t kTokensAtOnce = 1024;
-constexpr int64_t kWeightsPerTask = 131072;
+constexpr int64_t kWeightsPerTask = 32768;
 
 struct Expert {
   StoredWeight gate, down, up;
@@ -212,19 +214,18 @@ at::Tensor expert_mlp(const at::Tensor& x, at::TensorList codes, at::TensorList 
 }
 
 // The pairs of some tokens, by ascending expert; and for each token its pairs, in that order: places [tokens][top_k].
-Pairs make_pairs(const int64_t* chosen, const float* weights, int64_t num_tokens, int64_t top_k, at::IntArrayRef ids,
+Pairs make_pairs(const int64_t* chosen, const float* weights, int64_t num_tokens, int64_t top_k,
                  const std::vector<Expert>& experts, std::vector<int32_t>& places) {
-  std::vector<std::vector<int32_t>> by_expert(ids.size());
+  std::vector<std::vector<int32_t>> by_expert(experts.size());
   for (int64_t i = 0; i < num_tokens * top_k; ++i) {
-    const auto found = std::lower_bound(ids.begin(), ids.end(), chosen[i]);
-    TORCH_CHECK_VALUE(found != ids.end() && *found == chosen[i], "mixture: expert ", chosen[i], " is not among the ",
-                      ids.size(), " given");
-    by_expert[static_cast<size_t>(found - ids.begin())].push_back(static_cast<int32_t>(i));
+    TORCH_CHECK_INDEX(0 <= chosen[i] && chosen[i] < static_cast<int64_t>(experts.size()), "mixture: expert ", chosen[i],
+                      " is not among the ", experts.size(), " given");
+    by_expert[static_cast<size_t>(chosen[i])].push_back(static_cast<int32_t>(i));
   }
   Pairs pairs;
   std::vector<int64_t> seen(static_cast<size_t>(num_tokens), 0);
   places.resize(static_cast<size_t>(num_tokens * top_k));
-  for (size_t e = 0; e < ids.size(); ++e) {
+  for (size_t e = 0; e < experts.size(); ++e) {
     const int64_t first = static_cast<int64_t>(pairs.token.size());
     for (const int32_t i : by_expert[e]) {
       const int64_t token = i / top_k;
@@ -238,21 +239,36 @@ Pairs make_pairs(const int64_t* chosen, const float* weights, int64_t num_tokens
   return pairs;
 }
 
-at::Tensor mixture(const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights, at::IntArrayRef ids,
-                   at::TensorList codes, at::TensorList scales, bool is_e2m1, at::TensorList shared_codes,
-                   at::TensorList shared_scales, bool shared_is_e2m1, double limit) {
+// The experts of a layer, checked once. Holds the tensors whose bytes it points to.
+struct Experts : torch::CustomClassHolder {
+  std::vector<at::Tensor> held;
+  std::vector<Expert> routed, shared;
+
+  Experts(const std::vector<at::Tensor>& codes, const std::vector<at::Tensor>& scales, bool is_e2m1,
+          const std::vector<at::Tensor>& shared_codes, const std::vector<at::Tensor>& shared_scales,
+          bool shared_is_e2m1) {
+    for (const auto* each : {&codes, &scales, &shared_codes, &shared_scales}) {
+      held.insert(held.end(), each->begin(), each->end());
+    }
+    TORCH_CHECK_VALUE(codes.size() >= 3 && shared_codes.size() == 3 && shared_codes[1].dim() == 2,
+                      "Experts: some experts and one shared one are needed, three codes each, got ", codes.size(),
+                      " and ", shared_codes.size());
+    const int64_t d = shared_codes[1].size(0);
+    routed = experts_of("Experts", codes, scales, is_e2m1, d);
+    shared = experts_of("Experts", shared_codes, shared_scales, shared_is_e2m1, d);
+  }
+};
+
+at::Tensor mixture(const at::Tensor& x, const at::Tensor& chosen, const at::Tensor& weights,
+                   const c10::intrusive_ptr<Experts>& experts, double limit) {
   const int64_t d = check_x("mixture", x), num_tokens = x.size(0);
+  TORCH_CHECK_VALUE(experts->shared[0].gate.k == d, "mixture: x must have ", experts->shared[0].gate.k,
+                    " columns, got shape ", x.sizes(), " of ", x.scalar_type());
   check("mixture", "chosen", chosen, at::kLong, 2);
   const int64_t top_k = chosen.size(1);
   check_shape("mixture", "chosen", chosen, {num_tokens, top_k});
   check("mixture", "weights", weights, at::kFloat, 2);
   check_shape("mixture", "weights", weights, {num_tokens, top_k});
-  TORCH_CHECK_VALUE(std::is_sorted(ids.begin(), ids.end()) && 3 * ids.size() == codes.size(),
-                    "mixture: expert ids must ascend, one per three codes; got ", ids.size(), " ids and ", codes.size(),
-                    " codes");
-  const auto experts = experts_of("mixture", codes, scales, is_e2m1, d);
-  const auto shared = experts_of("mixture", shared_codes, shared_scales, shared_is_e2m1, d);
-  TORCH_CHECK_VALUE(shared.size() == 1, "mixture: one shared expert is needed, got ", shared.size());
   at::Tensor result = at::empty_like(x);
   const int64_t at_once = std::min(kTokensAtOnce, num_tokens);
   at::Tensor routed = at::empty({at_once * top_k, d}, x.options()), common = at::empty({at_once, d}, x.options());
@@ -263,11 +279,12 @@ at::Tensor mixture(const at::Tensor& x, const at::Tensor& chosen, const at::Tens
     const uint16_t* rows = bfloat16_bits(x) + first * d;
     std::vector<int32_t> places;
     std::vector<Batch> batches;
-    batches.push_back({rows, count,
-                       make_pairs(chosen.const_data_ptr<int64_t>() + first * top_k,
-                                  weights.const_data_ptr<float>() + first * top_k, count, top_k, ids, experts, places),
-                       mutable_bfloat16_bits(routed)});
-    batches.push_back({rows, count, all_by(shared[0], count, nullptr), mutable_bfloat16_bits(common)});
+    batches.push_back(
+        {rows, count,
+         make_pairs(chosen.const_data_ptr<int64_t>() + first * top_k, weights.const_data_ptr<float>() + first * top_k,
+                    count, top_k, experts->routed, places),
+         mutable_bfloat16_bits(routed)});
+    batches.push_back({rows, count, all_by(experts->shared[0], count, nullptr), mutable_bfloat16_bits(common)});
     run_experts(batches, d, static_cast<float>(limit));
     uint16_t* out = mutable_bfloat16_bits(result) + first * d;
     at::parallel_for(0, count, std::max<int64_t>(1, kWeightsPerTask / std::max<int64_t>(1, d * (top_k + 1))),
@@ -287,19 +304,31 @@ at::Tensor mixture(const at::Tensor& x, const at::Tensor& chosen, const at::Tens
   return result;
 }
 
+at::Tensor feed_forward(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& bias, int64_t top_k,
+                        double scale, double temperature, const c10::intrusive_ptr<Experts>& experts, double limit) {
+  const auto [chosen, weights] = route(x, gate, bias, top_k, scale, temperature);
+  return mixture(x, chosen, weights, experts, limit);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(sgl_kernel_ext, m) {
   m.def(
       "expert_mlp(Tensor x, Tensor[] codes, Tensor[] scales, bool is_e2m1, float limit, Tensor? row_weight) -> Tensor");
+  using Tensors = std::vector<at::Tensor>;
+  m.class_<Experts>("Experts").def(torch::init<Tensors, Tensors, bool, Tensors, Tensors, bool>());
   m.def(
-      "mixture(Tensor x, Tensor chosen, Tensor weights, int[] ids, Tensor[] codes, Tensor[] scales, bool is_e2m1, "
-      "Tensor[] shared_codes, Tensor[] shared_scales, bool shared_is_e2m1, float limit) -> Tensor");
+      "mixture(Tensor x, Tensor chosen, Tensor weights, __torch__.torch.classes.sgl_kernel_ext.Experts experts, float "
+      "limit) -> Tensor");
+  m.def(
+      "feed_forward(Tensor x, Tensor gate, Tensor bias, int top_k, float scale, float temperature, "
+      "__torch__.torch.classes.sgl_kernel_ext.Experts experts, float limit) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(sgl_kernel_ext, CPU, m) {
   m.impl("expert_mlp", &expert_mlp);
   m.impl("mixture", &mixture);
+  m.impl("feed_forward", &feed_forward);
 }
 
 }  // namespace sgl_kernel_ext

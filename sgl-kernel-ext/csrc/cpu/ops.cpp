@@ -11,6 +11,7 @@
 #include "capability.h"
 #include "dispatch.h"
 #include "e4m3_block_loops.h"
+#include "rows.h"
 
 namespace sgl_kernel_ext {
 namespace {
@@ -29,17 +30,6 @@ void check_blocks(const at::Tensor& x, const char* op) {
 
 const uint16_t* raw_bits(const at::Tensor& x) { return static_cast<const uint16_t*>(x.const_data_ptr()); }
 
-at::Tensor fake_quant_e4m3(const at::Tensor& x) {
-  check_blocks(x, "fake_quant_e4m3");
-  at::Tensor result = at::empty_like(x);
-  const uint16_t* in = raw_bits(x);
-  uint16_t* out = static_cast<uint16_t*>(result.mutable_data_ptr());
-  const auto loop = SGL_KERNEL_EXT_CHOOSE(fake_quant_e4m3);
-  at::parallel_for(0, x.numel() / kBlock, kBlocksPerTask,
-                   [&](int64_t begin, int64_t end) { loop(in + begin * kBlock, out + begin * kBlock, end - begin); });
-  return result;
-}
-
 std::tuple<at::Tensor, at::Tensor> quantize_e4m3(const at::Tensor& x) {
   check_blocks(x, "quantize_e4m3");
   auto scale_shape = x.sizes().vec();
@@ -57,6 +47,17 @@ std::tuple<at::Tensor, at::Tensor> quantize_e4m3(const at::Tensor& x) {
 }
 
 }  // namespace
+
+at::Tensor fake_quant_e4m3(const at::Tensor& x) {
+  check_blocks(x, "fake_quant_e4m3");
+  at::Tensor result = at::empty_like(x);
+  const uint16_t* in = raw_bits(x);
+  uint16_t* out = static_cast<uint16_t*>(result.mutable_data_ptr());
+  const auto loop = SGL_KERNEL_EXT_CHOOSE(fake_quant_e4m3);
+  at::parallel_for(0, x.numel() / kBlock, kBlocksPerTask,
+                   [&](int64_t begin, int64_t end) { loop(in + begin * kBlock, out + begin * kBlock, end - begin); });
+  return result;
+}
 
 TORCH_LIBRARY(sgl_kernel_ext, m) {
   m.def("fake_quant_e4m3(Tensor x) -> Tensor");

@@ -1,5 +1,7 @@
 // Op `route`: which experts a token goes to, and with what weight.
 
+#include "route.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -24,6 +26,8 @@ float score(float logit) {
 
 // A stable descending sort puts NaN first.
 bool comes_before(float a, float b) { return a > b || (std::isnan(a) && !std::isnan(b)); }
+
+}  // namespace
 
 std::tuple<at::Tensor, at::Tensor> route(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                          int64_t top_k, double scale, double temperature) {
@@ -71,8 +75,6 @@ std::tuple<at::Tensor, at::Tensor> route(const at::Tensor& x, const at::Tensor& 
   });
   return {chosen, weights};
 }
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(sgl_kernel_ext, m) {
   m.def(

@@ -14,7 +14,6 @@
 #include "dispatch.h"
 
 namespace sgl_kernel_ext {
-namespace {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check_float_or_bfloat16("rms_norm", "x", x);
@@ -58,8 +57,6 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   });
   return result;
 }
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(sgl_kernel_ext, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");

@@ -26,4 +26,9 @@ inline void check_float_or_bfloat16(const char* op, const char* name, const at::
   check_contiguous(op, name, x);
 }
 
+// The ops of these names.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool inverse);
+at::Tensor fake_quant_e4m3(const at::Tensor& x);
+
 }  // namespace sgl_kernel_ext

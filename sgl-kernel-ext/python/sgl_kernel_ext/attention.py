@@ -8,6 +8,17 @@ from torch import Tensor
 from sgl_kernel_ext._library import fake, ops
 
 
+def join_keys(window: Tensor, groups: Tensor, num_window_rows: int) -> Tensor:
+    """The entries of window, int64 [T, W], and groups, int64 [T, K], that are not negative, of the latter plus
+    `num_window_rows`, in order; then -1 -> int64 [T, W + K].
+
+    Raises:
+        TypeError: another dtype. ValueError: shapes do not fit, or a tensor is not contiguous.
+    """
+    result: Tensor = _join_keys(window, groups, num_window_rows)
+    return result
+
+
 def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: Tensor) -> Tensor:
     """One online softmax per row and head, over blocks of 64 entries of its key list; keys are the values, too.
 
@@ -32,5 +43,9 @@ def attend(q: Tensor, window: Tensor, pool: Tensor | None, keys: Tensor, sink: T
     return result
 
 
-_attend = ops.attend.default
+_join_keys, _attend = ops.join_keys.default, ops.attend.default
+fake(
+    "sgl_kernel_ext::join_keys",
+    lambda window, groups, _: window.new_empty((window.shape[0], window.shape[1] + groups.shape[1])),
+)
 fake("sgl_kernel_ext::attend", lambda q, *_: torch.empty_like(q))

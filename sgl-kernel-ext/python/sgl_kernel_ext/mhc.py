@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,22 @@ def collapse(streams: Tensor, weights: Tensor) -> Tensor:
     return result
 
 
+def enter(
+    streams: Tensor,
+    weights: Tensor,
+    norm: Tensor,
+    norm_eps: float,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    iters: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rms_norm(collapse(streams, weights), norm, norm_eps), bfloat16 [T, d], and the three of `mixes`: one call."""
+    x, pre, post, comb = _enter(streams, weights, norm, norm_eps, fn, base, scale, iters, eps)
+    return x, pre, post, comb
+
+
 def expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """post[k] y + sum over j of comb[j, k] streams[j], in float32, j ascending.
 
@@ -57,7 +75,16 @@ def _mixes_shapes(
     return pre, post, comb
 
 
-_mixes, _collapse, _expand = ops.mixes.default, ops.collapse.default, ops.expand.default
+def _enter_shapes(
+    streams: Tensor, weights: Tensor, norm: Tensor, norm_eps: float, *site: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return streams.new_empty((streams.shape[0], streams.shape[2])), *_mixes_shapes(streams, *site)
+
+
+_mixes, _collapse, _enter, _expand = (
+    each.default for each in (ops.mixes, ops.collapse, ops.enter, ops.expand)
+)
+fake("sgl_kernel_ext::enter", _enter_shapes)
 fake("sgl_kernel_ext::mixes", _mixes_shapes)
 fake("sgl_kernel_ext::collapse", lambda streams, weights: streams.new_empty((streams.shape[0], streams.shape[2])))
 fake("sgl_kernel_ext::expand", lambda y, streams, post, comb: torch.empty_like(streams))

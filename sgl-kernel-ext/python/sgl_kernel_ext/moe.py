@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,35 +55,40 @@ def expert_mlp(
     return result
 
 
-def mixture(
-    x: Tensor,
-    chosen: Tensor,
-    weights: Tensor,
-    ids: Sequence[int],
-    codes: Sequence[Tensor],
-    scales: Sequence[Tensor],
-    is_e2m1: bool,
-    shared_codes: Sequence[Tensor],
-    shared_scales: Sequence[Tensor],
-    shared_is_e2m1: bool,
-    limit: float,
-) -> Tensor:
+Experts = torch.classes.sgl_kernel_ext.Experts
+"""Experts(codes, scales, is_e2m1, shared_codes, shared_scales, shared_is_e2m1): a layer's experts, three codes and
+scales each as `expert_mlp` takes them, and the shared one. Checked once; raises as `expert_mlp` does."""
+
+
+def mixture(x: Tensor, chosen: Tensor, weights: Tensor, experts: Any, limit: float) -> Tensor:
     """Each row through its chosen experts and the shared one, as `expert_mlp`; float32 sum by ascending expert id.
 
     Args:
         x: bfloat16 [T, d]; chosen: int64 [T, k] expert ids; weights: float32 [T, k]. All contiguous.
-        ids: the expert ids that occur in `chosen` (or more), ascending; codes, scales: three per id.
-        shared_codes, shared_scales: three of the shared expert.
+        experts: an `Experts`.
 
     Returns:
         bfloat16 [T, d].
 
     Raises:
-        TypeError: another dtype. ValueError: shapes do not fit, or an expert of `chosen` is not in `ids`.
+        TypeError: another dtype. ValueError: shapes do not fit. IndexError: there is no such expert.
     """
-    result: Tensor = _mixture(
-        x, chosen, weights, ids, codes, scales, is_e2m1, shared_codes, shared_scales, shared_is_e2m1, limit
-    )
+    result: Tensor = _mixture(x, chosen, weights, experts, limit)
+    return result
+
+
+def feed_forward(
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    top_k: int,
+    scale: float,
+    temperature: float,
+    experts: Any,
+    limit: float,
+) -> Tensor:
+    """mixture(x, *route(x, gate, bias, top_k, scale, temperature), experts, limit): one call."""
+    result: Tensor = _feed_forward(x, gate, bias, top_k, scale, temperature, experts, limit)
     return result
 
 
@@ -93,7 +99,10 @@ def _route_shapes(
     return x.new_empty(shape, dtype=torch.int64), x.new_empty(shape, dtype=torch.float32)
 
 
-_route, _expert_mlp, _mixture = ops.route.default, ops.expert_mlp.default, ops.mixture.default
+_route, _expert_mlp, _mixture, _feed_forward = (
+    each.default for each in (ops.route, ops.expert_mlp, ops.mixture, ops.feed_forward)
+)
 fake("sgl_kernel_ext::route", _route_shapes)
 fake("sgl_kernel_ext::expert_mlp", lambda x, *_: torch.empty_like(x))
 fake("sgl_kernel_ext::mixture", lambda x, *_: torch.empty_like(x))
+fake("sgl_kernel_ext::feed_forward", lambda x, *_: torch.empty_like(x))

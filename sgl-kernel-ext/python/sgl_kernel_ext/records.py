@@ -33,6 +33,15 @@ def read_records(pool: Tensor, rows: Tensor, dim: int, kind: str) -> Tensor:
     return result
 
 
+def exchange_records(
+    pool: Tensor, prior_rows: Tensor, kept_rows: Tensor, rows: Tensor, values: Tensor, kind: str
+) -> Tensor:
+    """read_records(pool, prior_rows) and behind them `values` -> bfloat16 [P + T, dim]; then values[kept_rows] are
+    written at `rows`, as many. Raises as `write_records`."""
+    result: Tensor = _exchange_records(pool, prior_rows, kept_rows, rows, values, kind)
+    return result
+
+
 def round_index(x: Tensor) -> Tensor:
     """Round bfloat16 [..., D] as an "index" record does, and back. x contiguous, D a multiple of 32."""
     result: Tensor = _round_index(x)
@@ -40,10 +49,14 @@ def round_index(x: Tensor) -> Tensor:
 
 
 _write_records, _read_records = ops.write_records.default, ops.read_records.default
-_round_index = ops.round_index.default
+_exchange_records, _round_index = ops.exchange_records.default, ops.round_index.default
 fake("sgl_kernel_ext::write_records", lambda pool, rows, values, kind: None)
 fake(
     "sgl_kernel_ext::read_records",
     lambda pool, rows, dim, kind: pool.new_empty((rows.shape[0], dim), dtype=torch.bfloat16),
+)
+fake(
+    "sgl_kernel_ext::exchange_records",
+    lambda pool, prior, kept, rows, values, kind: values.new_empty((prior.shape[0] + values.shape[0], values.shape[1])),
 )
 fake("sgl_kernel_ext::round_index", torch.empty_like)

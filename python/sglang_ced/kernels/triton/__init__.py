@@ -6,6 +6,8 @@ references. What a version does not take (float64, float16) runs as the referenc
 
 from __future__ import annotations
 
+from sglang_ced.kernels import projection  # noqa: F401
+from sglang_ced.kernels.registry import OPS
 from sglang_ced.kernels.triton import (
     attention,
     compressor,
@@ -20,3 +22,7 @@ from sglang_ced.kernels.triton import (
 )
 
 __all__ = ["attention", "compressor", "engram", "indexer", "linear", "mhc", "moe", "norm", "records", "rope"]
+
+for each in OPS.values():
+    if each.joined:  # the chain of its parts' versions
+        each.register("triton")(each.reference)
