@@ -116,9 +116,8 @@ void multiply_group(const uint8_t* packed, int64_t row_bytes, const int32_t* row
   }
   if (num_rows == 1) {
     add_group(packed + rows[0] * row_bytes, scales, total, [&](int c) __attribute__((always_inline)) {
-      const uint8_t* codes = group.codes + c * group.codes_stride;
-      __builtin_prefetch(codes + kTile * group.codes_stride);
-      return unpack(load_bytes(codes));
+      __builtin_prefetch(group.next + c * kGroupBytes);
+      return unpack(load_bytes(group.codes + c * group.codes_stride));
     });
     return;
   }
@@ -188,7 +187,8 @@ void tile_e2m1(const uint8_t* packed, const int32_t* rows, int64_t num_rows, con
     for (int64_t c = 0; c < kTile; ++c) total[r * kTile + c] = 0.0f;
   }
   for (int64_t g = 0; g < groups; ++g) {
-    GroupWeights group{codes + g * kGroupBytes, weight.k / 2, scales + g * kGroup, blocks};
+    const uint8_t* next = codes + kTile * (weight.k / 2 + g * kGroupBytes);
+    GroupWeights group{codes + g * kGroupBytes, weight.k / 2, scales + g * kGroup, blocks, next};
     uint8_t last_codes[kTile * kGroupBytes], last_scales[kTile * kGroup];
     const int64_t left = blocks - g * kGroup;
     if (left < kGroup) {
@@ -199,7 +199,7 @@ void tile_e2m1(const uint8_t* packed, const int32_t* rows, int64_t num_rows, con
                          static_cast<uint64_t>(left * kBlockBytes));
         __builtin_memcpy(last_scales + c * kGroup, group.scales + c * blocks, static_cast<uint64_t>(left));
       }
-      group = {last_codes, kGroupBytes, last_scales, kGroup};
+      group = {last_codes, kGroupBytes, last_scales, kGroup, next};
     }
     multiply(packed + 64 + g * kGroupRow, row_bytes, rows, num_rows, group, total);
   }

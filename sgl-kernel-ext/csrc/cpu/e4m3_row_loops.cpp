@@ -68,7 +68,8 @@ struct PairSums {
 };
 
 template <bool kHasLow>
-SGL_KERNEL_EXT_INLINE void pair_sums(const uint8_t* codes, int64_t stride, const BlockPair& pair, PairSums* out) {
+SGL_KERNEL_EXT_INLINE void pair_sums(const uint8_t* codes, int64_t stride, const uint8_t* next, const BlockPair& pair,
+                                     PairSums* out) {
   const ByteTable high_table(kByteTables.high), low_table(kByteTables.low);
   Bytes coarse[4], fine[4] = {}, low_coarse[4] = {}, low_fine[4] = {};
   out->any_fine = out->nan = false;
@@ -76,7 +77,7 @@ SGL_KERNEL_EXT_INLINE void pair_sums(const uint8_t* codes, int64_t stride, const
     Bytes sums[4], low_sums[4], least = V(set1_epi8)(-1);
     for (int c = 0; c < 4; ++c) {
       const uint8_t* p = codes + (4 * quad + c) * stride;
-      __builtin_prefetch(p + kTile * stride);
+      __builtin_prefetch(next + (4 * quad + c) * kCodes);
       const Bytes column = _mm512_maskz_loadu_epi8(pair.present, p);
       const __mmask64 negative = _mm512_movepi8_mask(column);
       const Bytes high = high_table[column], low = low_table[column];
@@ -157,11 +158,12 @@ bool multiply_row(const uint8_t* packed, const uint8_t* codes, int64_t k, const 
                          load_bytes(digits + 2 * PackedRow::padded(k) + first),
                          count == 1 ? __mmask64{0xffffffff} : ~__mmask64{0}};
     const bool has_low = blocks[block].has_low || (count == 2 && blocks[block + 1].has_low);
+    const uint8_t* next = codes + kTile * (k + first);  // the next tile, in the order in which it lies
     PairSums sums;
     if (has_low) {
-      pair_sums<true>(codes + first, k, pair, &sums);
+      pair_sums<true>(codes + first, k, next, pair, &sums);
     } else {
-      pair_sums<false>(codes + first, k, pair, &sums);
+      pair_sums<false>(codes + first, k, next, pair, &sums);
     }
     if (sums.nan) {
       return false;

@@ -1,8 +1,8 @@
 // Products summed in float64, whatever the weight is stored as. Compiled once per CPU level; see e4m3_block_loops.cpp
 // for what that forbids. Every product of two of the formats is exact in float64.
 
-#include "e4m3_wide.h"
 #include "plain_loops.h"
+#include "simd_bytes.h"
 #include "simd_dot.h"
 
 namespace sgl_kernel_ext::CPU_LEVEL {
@@ -29,6 +29,22 @@ void widen(int64_t count, WeightKind kind, double* out, const Read& read) {
 
 constexpr int64_t bits_of(WeightKind kind) {
   return kind == WeightKind::float32 ? 32 : kind == WeightKind::bfloat16 ? 16 : kind == WeightKind::e4m3 ? 8 : 4;
+}
+
+bool has_nan(const uint8_t* codes, int64_t count) {
+  uint8_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint8_t magnitude = codes[i] & 0x7f;
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest == 0x7f;
+}
+
+template <WeightKind kKind>
+bool has_unusual_scale(const uint8_t* scales, int64_t k) {
+  uint8_t largest = 0;
+  for (int64_t i = 0; i < (k + kBlock - 1) / kBlock; ++i) largest = scales[i] > largest ? scales[i] : largest;
+  return largest > (kKind == WeightKind::e4m3 ? 246 : 252);
 }
 
 // A column of the weight, eight inputs at a time. `factors`, one per block of 32, are made by `prepare`.
@@ -82,19 +98,7 @@ struct Column {
 
   // A NaN among codes or scales, or a scale that takes a value beyond float32.
   bool is_unusual(int64_t k) const {
-    uint8_t largest = 0, largest_scale = 0;
-    if constexpr (kKind == WeightKind::e4m3) {
-      for (int64_t i = 0; i < k; ++i) {
-        const uint8_t magnitude = data[i] & 0x7f;
-        largest = magnitude > largest ? magnitude : largest;
-      }
-    }
-    if constexpr (kKind == WeightKind::e4m3 || kKind == WeightKind::e2m1) {
-      for (int64_t i = 0; i < (k + kBlock - 1) / kBlock; ++i) {
-        largest_scale = scales[i] > largest_scale ? scales[i] : largest_scale;
-      }
-    }
-    return largest == 0x7f || largest_scale > (kKind == WeightKind::e4m3 ? 246 : 252);
+    return (kKind == WeightKind::e4m3 && has_nan(data, k)) || (is_stored(kKind) && has_unusual_scale<kKind>(scales, k));
   }
 
   // What `get` gives, for any codes: as the definition dequantises, in float32.
@@ -126,39 +130,84 @@ SGL_KERNEL_EXT_INLINE Eight scaled_inputs(const double* x, uint8_t scale) {
 }
 
 #if defined(__AVX512VBMI__)
-// Sixty-four codes at a time; returns how many of the k inputs are done.
+constexpr int kCodes = 64;
+
+// Where the bytes of eight doubles come from: below 32 a code, shifted by one; from 32 on its sign; 64 is a zero. A
+// code makes the two upper bytes, as in load8_e4m3.
+struct Places {
+  alignas(64) uint8_t of[4][64];
+};
+
+constexpr Places make_places() {
+  Places places{};
+  for (int i = 0; i < 4 * 64; ++i) {
+    places.of[i / 64][i % 64] = static_cast<uint8_t>(i % 8 == 6 ? i / 8 : i % 8 == 7 ? 32 + i / 8 : 64);
+  }
+  return places;
+}
+constexpr Places kPlaces = make_places();
+
+// The shifted codes and the signs of each half of sixty-four.
+struct Codes {
+  Bytes halves[2];
+
+  SGL_KERNEL_EXT_INLINE explicit Codes(Bytes codes) {
+    const Bytes shifted = _mm512_add_epi8(codes, codes), signs = _mm512_and_si512(codes, _mm512_set1_epi8(-128));
+    halves[0] = _mm512_inserti64x4(shifted, _mm512_castsi512_si256(signs), 1);
+    halves[1] = _mm512_shuffle_i64x2(shifted, signs, 0xee);
+  }
+  SGL_KERNEL_EXT_INLINE Doubles eight(int half, Bytes places) const {
+    return _mm512_castsi512_pd(_mm512_permutex2var_epi8(halves[half], places, Bytes{}));
+  }
+};
+
+// Sixty-four codes at a time. Returns how many of the k inputs are done, or -1 if there is a NaN.
 int64_t add_many(const double* x, const uint8_t* codes, int64_t k, const uint8_t* scales, Eight* sums) {
+  Bytes places[4], largest = Bytes{};
+  for (int i = 0; i < 4; ++i) places[i] = load_bytes(kPlaces.of[i]);
   int64_t first = 0;
   for (; first + kCodes <= k; first += kCodes) {
     const auto column = [&](int c) {
       const uint8_t* p = codes + c * k + first;
-      __builtin_prefetch(p + kColumns * k);
-      return Codes(load_bytes(p));
+      __builtin_prefetch(codes + kColumns * (k + first) + c * kCodes);
+      const Bytes column = load_bytes(p);
+      largest = _mm512_max_epu8(largest, _mm512_add_epi8(column, column));
+      return Codes(column);
     };
     const Codes columns[kColumns] = {column(0), column(1), column(2), column(3)};
     for (int g = 0; g < 8; ++g) {
       const Eight input = scaled_inputs(x + first + 8 * g, scales[first / kBlock + g / 4]);
-      const Bytes places = load_bytes(kNeighbours.of[g]);
       for (int c = 0; c < kColumns; ++c) {
-        sums[c].part[0] = add_product(sums[c].part[0], input.part[0], columns[c].eight(places));
+        sums[c].part[0] = add_product(sums[c].part[0], input.part[0], columns[c].eight(g / 4, places[g % 4]));
       }
     }
   }
-  return first;
+  return _mm512_cmpeq_epu8_mask(largest, _mm512_set1_epi8(-2)) == 0 ? first : -1;
 }
 #else
 int64_t add_many(const double*, const uint8_t*, int64_t, const uint8_t*, Eight*) { return 0; }
 #endif
 
-void one_row(const double* x, const uint8_t* codes, int64_t k, const uint8_t* scales, double* out) {
+// False if a code or a scale is unusual.
+bool one_row(const double* x, const Column<WeightKind::e4m3>& column, int64_t k, double* out) {
   Eight sums[kColumns];
   for (int c = 0; c < kColumns; ++c) sums[c] = zero8();
-  for (int64_t i = add_many(x, codes, k, scales, sums); i < k; i += 8) {
-    const Eight input = scaled_inputs(x + i, scales[i / kBlock]);
-    for (int c = 0; c < kColumns; ++c) add_product8(sums[c], input, load8_e4m3(codes + c * k + i));
+  const int64_t done = add_many(x, column.data, k, column.scales, sums);
+  if (done < 0 || has_unusual_scale<WeightKind::e4m3>(column.scales, k)) {
+    return false;
+  }
+  for (int c = 0; c < kColumns; ++c) {
+    if (has_nan(column.data + c * k + done, k - done)) {
+      return false;
+    }
+  }
+  for (int64_t i = done; i < k; i += 8) {
+    const Eight input = scaled_inputs(x + i, column.scales[i / kBlock]);
+    for (int c = 0; c < kColumns; ++c) add_product8(sums[c], input, load8_e4m3(column.data + c * k + i));
   }
   sum_lanes4(sums, out);
   for (int c = 0; c < kColumns; ++c) out[c] *= power_of_two(kStoredShift);
+  return true;
 }
 
 template <WeightKind kKind>
@@ -169,20 +218,20 @@ void tile(const double* x, int64_t stride, int64_t num_rows, const PlainWeight& 
     return Column<kKind>(weight, column + (c < columns ? c : columns - 1), scratch + kColumns * padded + c * blocks);
   };
   const Column<kKind> w[kColumns] = {at(0), at(1), at(2), at(3)};
+  if constexpr (kKind == WeightKind::e4m3) {
+    if (num_rows == 1 && k % 8 == 0 && columns == kColumns && w[0].scales == w[kColumns - 1].scales &&
+        one_row(x, w[0], k, out)) {
+      return;
+    }
+  }
   bool unusual[kColumns], any = false;
-  for (int c = 0; c < kColumns; ++c) {
-    any |= unusual[c] = is_stored(kKind) && w[c].is_unusual(k);
-  }
-  if (kKind == WeightKind::e4m3 && num_rows == 1 && k % 8 == 0 && !any && columns == kColumns &&
-      w[0].scales == w[kColumns - 1].scales) {
-    one_row(x, w[0].data, k, w[0].scales, out);
-    return;
-  }
+  for (int c = 0; c < kColumns; ++c) any |= unusual[c] = w[c].is_unusual(k);
   for (int c = 0; c < kColumns; ++c) w[c].prepare(k);
   if (num_rows <= kRowsUnpacked && k % 8 == 0 && !any) {
+    // The next tile, or what comes next of long columns.
+    const int64_t bytes = k * bits_of(kKind) / 8, ahead = bytes <= 2048 ? kColumns * bytes : 1024;
     all_dots(x, stride, num_rows, steps, out, kColumns, [&](int c, int64_t i) __attribute__((always_inline)) {
-      constexpr int64_t kAhead = 1024;
-      __builtin_prefetch(w[c].data + i * bits_of(kKind) / 8 + kAhead);
+      __builtin_prefetch(w[c].data + i * bits_of(kKind) / 8 + ahead);
       return w[c].get(i);
     });
     return;
