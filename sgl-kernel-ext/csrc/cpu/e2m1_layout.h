@@ -46,8 +46,8 @@ SGL_KERNEL_EXT_INLINE int64_t groups_of(int64_t k) { return (k / kBlock + kGroup
 
 }  // namespace
 
-// The weights and scales of one group of blocks for the columns of a tile; the last group is padded with zeros. next: as
-// many bytes of the next tile, in the order in which it lies.
+// The weights and scales of one group of blocks for the columns of a tile; the last group is padded with zeros. next:
+// as many bytes of the next tile, in the order in which it lies.
 struct GroupWeights {
   const uint8_t* codes;
   int64_t codes_stride;

@@ -174,7 +174,7 @@ void multiply(const uint8_t* packed, int64_t row_bytes, const int32_t* rows, int
 }  // namespace
 
 void tile_e2m1(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight, int64_t column,
-               float* total, bool* careful) {
+               const uint8_t* next, float* total, bool* careful) {
   const int64_t blocks = weight.k / kBlock, groups = groups_of(weight.k), row_bytes = packed_row_bytes_e2m1(weight.k);
   const uint8_t* codes = weight.codes + column * weight.k / 2;
   const uint8_t* scales = weight.scales + column * blocks;
@@ -187,8 +187,8 @@ void tile_e2m1(const uint8_t* packed, const int32_t* rows, int64_t num_rows, con
     for (int64_t c = 0; c < kTile; ++c) total[r * kTile + c] = 0.0f;
   }
   for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* next = codes + kTile * (weight.k / 2 + g * kGroupBytes);
-    GroupWeights group{codes + g * kGroupBytes, weight.k / 2, scales + g * kGroup, blocks, next};
+    GroupWeights group{codes + g * kGroupBytes, weight.k / 2, scales + g * kGroup, blocks,
+                       next + g * kTile * kGroupBytes};
     uint8_t last_codes[kTile * kGroupBytes], last_scales[kTile * kGroup];
     const int64_t left = blocks - g * kGroup;
     if (left < kGroup) {
@@ -199,7 +199,7 @@ void tile_e2m1(const uint8_t* packed, const int32_t* rows, int64_t num_rows, con
                          static_cast<uint64_t>(left * kBlockBytes));
         __builtin_memcpy(last_scales + c * kGroup, group.scales + c * blocks, static_cast<uint64_t>(left));
       }
-      group = {last_codes, kGroupBytes, last_scales, kGroup, next};
+      group = {last_codes, kGroupBytes, last_scales, kGroup, group.next};
     }
     multiply(packed + 64 + g * kGroupRow, row_bytes, rows, num_rows, group, total);
   }

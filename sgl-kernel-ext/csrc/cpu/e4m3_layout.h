@@ -168,8 +168,8 @@ bool multiply_panel(const uint8_t* packed, const int32_t* rows, int64_t num_rows
 #if defined(__AVX512VBMI__)
 // Sixteen columns by one row -> total. scales: of the columns before the border, and of the others. False if a weight
 // is a NaN.
-bool multiply_row(const uint8_t* packed, const uint8_t* codes, int64_t k, const uint8_t* const* scales, int32_t border,
-                  float* total);
+bool multiply_row(const uint8_t* packed, const uint8_t* codes, int64_t k, const uint8_t* next,
+                  const uint8_t* const* scales, int32_t border, float* total);
 #endif
 
 }  // namespace sgl_kernel_ext::CPU_LEVEL

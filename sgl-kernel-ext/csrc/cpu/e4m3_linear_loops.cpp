@@ -138,7 +138,7 @@ bool multiply(const uint8_t* packed, const int32_t* rows, int64_t num_rows, cons
 }  // namespace
 
 void tile_e4m3(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight, int64_t column,
-               float* total, bool* careful) {
+               [[maybe_unused]] const uint8_t* next, float* total, bool* careful) {
   const int64_t k = weight.k, blocks = k / kBlock;
   // The columns of a tile may lie on two sides of a border between scales.
   const uint8_t* scales[2] = {weight.scales + column / kBlock * blocks,
@@ -162,7 +162,7 @@ void tile_e4m3(const uint8_t* packed, const int32_t* rows, int64_t num_rows, con
 #if defined(__AVX512VBMI__)
   if (num_rows == 1) {
     const uint8_t* row = packed + rows[0] * PackedRow::nbytes(k);
-    careful[0] |= !multiply_row(row, codes, k, scales, border, total);
+    careful[0] |= !multiply_row(row, codes, k, next, scales, border, total);
     return;
   }
 #endif

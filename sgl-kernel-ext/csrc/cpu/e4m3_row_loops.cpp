@@ -60,8 +60,8 @@ SGL_KERNEL_EXT_INLINE void join(const Bytes* quads, Bytes* blocks) {
   blocks[1] = _mm512_shuffle_i32x4(halves[0], halves[1], 0xdd);
 }
 
-// Sums of sixteen columns and two blocks: of coarse and fine weights by the high and the low part of the inputs. Without
-// fine weights and low parts, the last three are not set.
+// Sums of sixteen columns and two blocks: of coarse and fine weights by the high and the low part of the inputs.
+// Without fine weights and low parts, the last three are not set.
 struct PairSums {
   Bytes coarse[2], fine[2], low_coarse[2], low_fine[2];
   bool any_fine, nan;
@@ -146,8 +146,8 @@ SGL_KERNEL_EXT_INLINE Singles exact_sum(const PairSums& sums, int64_t block, boo
 
 }  // namespace
 
-bool multiply_row(const uint8_t* packed, const uint8_t* codes, int64_t k, const uint8_t* const* scales, int32_t border,
-                  float* out) {
+bool multiply_row(const uint8_t* packed, const uint8_t* codes, int64_t k, const uint8_t* next,
+                  const uint8_t* const* scales, int32_t border, float* out) {
   const BlockInfo* blocks = PackedRow(packed, k).blocks;
   const int8_t* digits = PackedRow::digits(packed, k, 0);
   const __mmask16 behind = static_cast<__mmask16>(border >= kTile ? 0 : 0xffff << border);
@@ -158,12 +158,12 @@ bool multiply_row(const uint8_t* packed, const uint8_t* codes, int64_t k, const 
                          load_bytes(digits + 2 * PackedRow::padded(k) + first),
                          count == 1 ? __mmask64{0xffffffff} : ~__mmask64{0}};
     const bool has_low = blocks[block].has_low || (count == 2 && blocks[block + 1].has_low);
-    const uint8_t* next = codes + kTile * (k + first);  // the next tile, in the order in which it lies
+    const uint8_t* ahead = next + kTile * first;  // in the order in which it lies
     PairSums sums;
     if (has_low) {
-      pair_sums<true>(codes + first, k, next, pair, &sums);
+      pair_sums<true>(codes + first, k, ahead, pair, &sums);
     } else {
-      pair_sums<false>(codes + first, k, next, pair, &sums);
+      pair_sums<false>(codes + first, k, ahead, pair, &sums);
     }
     if (sums.nan) {
       return false;

@@ -93,13 +93,15 @@ struct Running {
         middle(mutable_bfloat16_bits(middle_storage)),
         middle_input(middle, static_cast<int64_t>(b.pairs.token.size()), inner, first.gate.is_e2m1) {}
 
-  // Columns [16 * tile, ...) of gate and up, joined.
-  void first_half(const Part& part, int64_t tile, float limit) const {
+  // Columns [16 * tile, ...) of gate and up, joined. next: the part of the tile that will run next.
+  void first_half(const Part& part, int64_t tile, const Part* next, float limit) const {
     const Pairs& pairs = batch->pairs;
     float gate[StoredInput::kMaxRows * kTile], up[StoredInput::kMaxRows * kTile];
     const int32_t* rows = pairs.token.data() + part.first_pair;
-    input.tile(rows, part.count, part.expert->gate, tile, gate);
-    const auto columns = input.tile(rows, part.count, part.expert->up, tile, up);
+    const StoredWeight& following = (next == nullptr ? part : *next).expert->gate;
+    input.tile(rows, part.count, part.expert->gate, tile, gate, tile_codes(part.expert->up, tile));
+    const auto columns =
+        input.tile(rows, part.count, part.expert->up, tile, up, tile_codes(following, next == &part ? tile + 1 : 0));
     const auto swiglu = SGL_KERNEL_EXT_CHOOSE(swiglu);
     for (int64_t r = 0; r < part.count; ++r) {
       const int64_t pair = part.first_pair + r;
@@ -110,11 +112,12 @@ struct Running {
     }
   }
 
-  void second_half(const Part& part, int64_t tile) const {
+  void second_half(const Part& part, int64_t tile, const Part* next) const {
     float total[StoredInput::kMaxRows * kTile];
     int32_t rows[StoredInput::kMaxRows];
     for (int64_t r = 0; r < part.count; ++r) rows[r] = static_cast<int32_t>(part.first_pair + r);
-    const auto columns = middle_input.tile(rows, part.count, part.expert->down, tile, total);
+    const uint8_t* following = next == nullptr || next == &part ? nullptr : tile_codes(next->expert->down, 0);
+    const auto columns = middle_input.tile(rows, part.count, part.expert->down, tile, total, following);
     for (int64_t r = 0; r < part.count; ++r) {
       uint16_t* row = batch->out + rows[r] * d + columns.first;
       for (int64_t c = 0; c < columns.count; ++c) row[c] = to_bfloat16_bits(total[r * kTile + columns.offset + c]);
@@ -127,28 +130,33 @@ int64_t cost_of(const Part& part, int64_t k) {
   return kTile * k * (part.expert->gate.is_e2m1 ? 1 : 2) / 2 * (1 + part.count / 4);
 }
 
-// run(batch, part, tile) for all tiles of columns of all parts, shared out by cost. columns_of, inputs_of: of a batch.
+// run(batch, part, tile, part of the next tile, if there is one) for all tiles of columns of all parts, shared out by
+// cost. columns_of, inputs_of: of a batch.
 template <typename ColumnsOf, typename InputsOf, typename Run>
 void for_all_tiles(const std::vector<Running>& batches, const ColumnsOf& columns_of, const InputsOf& inputs_of,
                    const Run& run) {
+  struct Work {
+    const Running* batch;
+    const Part* part;
+    int64_t tiles, cost;
+  };
+  std::vector<Work> work;
   int64_t total = 0;
   for (const Running& batch : batches) {
     for (const Part& part : batch.batch->pairs.parts) {
-      total += num_tiles(columns_of(batch)) * cost_of(part, inputs_of(batch));
+      work.push_back({&batch, &part, num_tiles(columns_of(batch)), cost_of(part, inputs_of(batch))});
+      total += work.back().tiles * work.back().cost;
     }
   }
   const int64_t tasks = std::clamp<int64_t>(total / (kWeightsPerTask / 2), 1, at::get_num_threads());
   at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
     const int64_t from = total / tasks * begin, to = end == tasks ? total : total / tasks * end;
     int64_t at = 0;
-    for (const Running& batch : batches) {
-      const int64_t tiles = num_tiles(columns_of(batch));
-      for (const Part& part : batch.batch->pairs.parts) {
-        const int64_t cost = cost_of(part, inputs_of(batch));
-        for (int64_t tile = 0; tile < tiles; ++tile, at += cost) {
-          if (from <= at && at < to) {
-            run(batch, part, tile);
-          }
+    for (size_t i = 0; i < work.size(); ++i) {
+      const Part* following = i + 1 < work.size() ? work[i + 1].part : nullptr;
+      for (int64_t tile = 0; tile < work[i].tiles; ++tile, at += work[i].cost) {
+        if (from <= at && at < to) {
+          run(*work[i].batch, *work[i].part, tile, tile + 1 < work[i].tiles ? work[i].part : following);
         }
       }
     }
@@ -167,11 +175,13 @@ void run_experts(const std::vector<Batch>& batches, int64_t d, float limit) {
   }
   const auto outer = [](const Running& batch) { return batch.d; };
   const auto inner = [](const Running& batch) { return batch.inner; };
-  for_all_tiles(running, inner, outer,
-                [&](const Running& batch, const Part& part, int64_t tile) { batch.first_half(part, tile, limit); });
+  for_all_tiles(running, inner, outer, [&](const Running& batch, const Part& part, int64_t tile, const Part* next) {
+    batch.first_half(part, tile, next, limit);
+  });
   for (Running& batch : running) batch.middle_input.pack_all();
-  for_all_tiles(running, outer, inner,
-                [](const Running& batch, const Part& part, int64_t tile) { batch.second_half(part, tile); });
+  for_all_tiles(running, outer, inner, [](const Running& batch, const Part& part, int64_t tile, const Part* next) {
+    batch.second_half(part, tile, next);
+  });
 }
 
 // Every row by one expert.

@@ -46,7 +46,7 @@ void StoredInput::pack_all() {
 }
 
 StoredInput::Columns StoredInput::tile(const int32_t* rows, int64_t num_rows, const StoredWeight& weight, int64_t index,
-                                       float* total) const {
+                                       float* total, const uint8_t* next) const {
   const int64_t start = index * kTile;
   if (weight.n < kTile) {
     for (int64_t r = 0; r < num_rows; ++r) careful(rows[r], weight, 0, weight.n, total + r * kTile);
@@ -56,7 +56,7 @@ StoredInput::Columns StoredInput::tile(const int32_t* rows, int64_t num_rows, co
   bool unusual[kMaxRows];
   const auto loop =
       for_e2m1_ ? SGL_KERNEL_EXT_CHOOSE_AT(level_, tile_e2m1) : SGL_KERNEL_EXT_CHOOSE_AT(level_, tile_e4m3);
-  loop(packed_, rows, num_rows, weight, column, total, unusual);
+  loop(packed_, rows, num_rows, weight, column, next != nullptr ? next : tile_codes(weight, index + 1), total, unusual);
   for (int64_t r = 0; r < num_rows; ++r) {
     if (unusual[r]) {
       careful(rows[r], weight, column, kTile, total + r * kTile);

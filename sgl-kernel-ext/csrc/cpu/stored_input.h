@@ -14,6 +14,10 @@ StoredWeight stored_weight(const char* op, const at::Tensor& codes, const at::Te
 // How many tiles of columns a weight has. The last one may overlap the one before it; see `StoredInput::tile`.
 inline int64_t num_tiles(int64_t n) { return (n + kTile - 1) / kTile; }
 
+inline const uint8_t* tile_codes(const StoredWeight& weight, int64_t index) {
+  return weight.codes + index * kTile * (weight.is_e2m1 ? weight.k / 2 : weight.k);
+}
+
 class StoredInput {
  public:
   // x: rows of k bfloat16, contiguous, and valid as long as this is. Nothing is packed yet.
@@ -30,9 +34,11 @@ class StoredInput {
     int64_t offset;
   };
 
-  // Products of the given rows (at most kMaxRows) with one tile of columns -> total [num_rows][16].
+  // Products of the given rows (at most kMaxRows) with one tile of columns -> total [num_rows][16]. next: the weights
+  // of the tile that will run next, if it is not that of the following index.
   static constexpr int64_t kMaxRows = 64;
-  Columns tile(const int32_t* rows, int64_t num_rows, const StoredWeight& weight, int64_t index, float* total) const;
+  Columns tile(const int32_t* rows, int64_t num_rows, const StoredWeight& weight, int64_t index, float* total,
+               const uint8_t* next = nullptr) const;
 
  private:
   void careful(int64_t row, const StoredWeight& weight, int64_t column, int64_t count, float* total) const;

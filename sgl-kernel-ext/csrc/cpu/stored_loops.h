@@ -31,6 +31,7 @@ struct PackedRowHeader {
 // pack_*: one row of k bfloat16 -> packed row (64-byte aligned, `packed_row_bytes_*(k)` long).
 // tile_*: columns [column, column + 16) of the products of the packed rows `rows[0 .. num_rows)` -> total
 // [num_rows][16].
+//   next: weights of the tile that will run next, which may be fetched already; any address will do.
 //   careful[i] is set where a row must be computed by `careful_sum` instead, as codes or scales are beyond what the
 //   fast way is exact for (NaN, infinities, results near the ends of float32's range).
 #define SGL_KERNEL_EXT_DECLARE_STORED_LOOPS(level)                                                         \
@@ -40,9 +41,9 @@ struct PackedRowHeader {
   void pack_e4m3(const uint16_t* x, int64_t k, uint8_t* packed);                                           \
   void pack_e2m1(const uint16_t* x, int64_t k, uint8_t* packed);                                           \
   void tile_e4m3(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight, \
-                 int64_t column, float* total, bool* careful);                                             \
+                 int64_t column, const uint8_t* next, float* total, bool* careful);                        \
   void tile_e2m1(const uint8_t* packed, const int32_t* rows, int64_t num_rows, const StoredWeight& weight, \
-                 int64_t column, float* total, bool* careful);                                             \
+                 int64_t column, const uint8_t* next, float* total, bool* careful);                        \
   float careful_sum(const uint16_t* rounded_x, const StoredWeight& weight, int64_t column);                \
   }
 
