@@ -39,14 +39,13 @@ struct ByteTable {
   SGL_KERNEL_EXT_INLINE Bytes operator[](Bytes codes) const { return _mm512_permutex2var_epi8(first, codes, second); }
 };
 
-// Digits of the inputs of two blocks, and which of the two are there.
+// Digits of the inputs of two blocks.
 struct BlockPair {
   Bytes first, second, low;
-  __mmask64 present;
 };
 
 SGL_KERNEL_EXT_INLINE Bytes signed_as(__mmask64 negative, Bytes x) {
-  return _mm512_mask_sub_epi8(x, negative, Bytes{}, x);
+  return _mm512_mask_blend_epi8(negative, x, _mm512_sub_epi8(Bytes{}, x));
 }
 
 // The first and the second block's columns, of four quads of lane sums.
@@ -78,7 +77,7 @@ SGL_KERNEL_EXT_INLINE void pair_sums(const uint8_t* codes, int64_t stride, const
     for (int c = 0; c < 4; ++c) {
       const uint8_t* p = codes + (4 * quad + c) * stride;
       __builtin_prefetch(next + (4 * quad + c) * kCodes);
-      const Bytes column = _mm512_maskz_loadu_epi8(pair.present, p);
+      const Bytes column = load_bytes(p);
       const __mmask64 negative = _mm512_movepi8_mask(column);
       const Bytes high = high_table[column], low = low_table[column];
       const Bytes first = signed_as(negative, pair.first), second = signed_as(negative, pair.second);
@@ -95,11 +94,11 @@ SGL_KERNEL_EXT_INLINE void pair_sums(const uint8_t* codes, int64_t stride, const
     if (kHasLow) {
       low_coarse[quad] = sum_of_four(low_sums);
     }
-    if (__builtin_expect(_mm512_mask_testn_epi8_mask(pair.present, least, least) != 0, 0)) {
+    if (__builtin_expect(_mm512_testn_epi8_mask(least, least) != 0, 0)) {
       const ByteTable fine_table(kByteTables.fine);
       Bytes largest = Bytes{};
       for (int c = 0; c < 4; ++c) {
-        const Bytes column = _mm512_maskz_loadu_epi8(pair.present, codes + (4 * quad + c) * stride);
+        const Bytes column = load_bytes(codes + (4 * quad + c) * stride);
         const __mmask64 negative = _mm512_movepi8_mask(column);
         const Bytes small = fine_table[column];
         largest = _mm512_max_epu8(largest, small);
@@ -155,15 +154,25 @@ bool multiply_row(const uint8_t* packed, const uint8_t* codes, int64_t k, const 
   for (int64_t first = 0; first < k; first += kCodes) {
     const int64_t block = first / kBlock, count = k - first < kCodes ? 1 : 2;
     const BlockPair pair{load_bytes(digits + first), load_bytes(digits + PackedRow::padded(k) + first),
-                         load_bytes(digits + 2 * PackedRow::padded(k) + first),
-                         count == 1 ? __mmask64{0xffffffff} : ~__mmask64{0}};
+                         load_bytes(digits + 2 * PackedRow::padded(k) + first)};
+    const uint8_t* columns = codes + first;
+    int64_t stride = k;
+    uint8_t last[kTile * kCodes];
+    if (count == 1) {
+      for (int64_t c = 0; c < kTile; ++c) {
+        __builtin_memcpy(last + c * kCodes, columns + c * k, kBlock);
+        __builtin_memset(last + c * kCodes + kBlock, 0, kBlock);
+      }
+      columns = last;
+      stride = kCodes;
+    }
     const bool has_low = blocks[block].has_low || (count == 2 && blocks[block + 1].has_low);
     const uint8_t* ahead = next + kTile * first;  // in the order in which it lies
     PairSums sums;
     if (has_low) {
-      pair_sums<true>(codes + first, k, ahead, pair, &sums);
+      pair_sums<true>(columns, stride, ahead, pair, &sums);
     } else {
-      pair_sums<false>(codes + first, k, ahead, pair, &sums);
+      pair_sums<false>(columns, stride, ahead, pair, &sums);
     }
     if (sums.nan) {
       return false;

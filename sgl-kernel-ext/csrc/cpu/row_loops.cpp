@@ -144,6 +144,15 @@ void dequantize_e4m3(const uint8_t* __restrict codes, const uint8_t* __restrict 
                      uint16_t* __restrict out) {
   for (int64_t block = 0; block < count / 32; ++block) {
     const int32_t code = scales[block];
+    if (10 <= code && code <= 134) {  // every value is a normal bfloat16, and the scale times 2^120 a float32
+      const float factor = as_float((code + 120) << 23);
+      for (int64_t i = block * 32; i < block * 32 + 32; ++i) {
+        const uint32_t magnitude = codes[i] & 0x7fu;
+        const uint32_t value = as_bits(as_float(static_cast<int32_t>(magnitude << 20)) * factor) >> 16;
+        out[i] = static_cast<uint16_t>(magnitude == 0x7fu ? 0x7fc0u : value | (codes[i] & 0x80u) << 8);
+      }
+      continue;
+    }
     const float scale = code == 255 ? __builtin_nanf("") : code == 0 ? 0x1p-127f : as_float(code << 23);
     for (int64_t i = block * 32; i < block * 32 + 32; ++i) {
       const uint32_t magnitude = codes[i] & 0x7fu, sign = static_cast<uint32_t>(codes[i] & 0x80u) << 24;

@@ -78,9 +78,13 @@ struct EvenOdd {
 
 SGL_KERNEL_EXT_INLINE EvenOdd unpack(Bytes packed) {
   const Bytes table = in_all_lanes(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+#if defined(__AVX512VBMI__)  // looks at six bits, of which the upper two choose among four equal parts
+  return {_mm512_permutexvar_epi8(packed, table), _mm512_permutexvar_epi8(_mm512_srli_epi16(packed, 4), table)};
+#else
   const Bytes low = V(set1_epi8)(15);
   return {V(shuffle_epi8)(table, VB (and)(packed, low)),
           V(shuffle_epi8)(table, VB (and)(V(srli_epi16)(packed, 4), low))};
+#endif
 }
 
 }  // namespace
