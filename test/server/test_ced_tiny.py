@@ -43,6 +43,14 @@ def test_an_example_is_answered_as_printed(server: Server, asked: str, answered:
     assert (choice["message"]["content"], choice["finish_reason"]) == (answered, "stop")
 
 
+def test_the_tool_call_of_the_readme_is_as_printed(server: Server) -> None:
+    text = README.read_text(encoding="utf-8")
+    body = json.loads(next(body for body in re.findall(r"-d '(\{.*?\})'\n", text, re.DOTALL) if '"tools"' in body))
+    (call,) = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]["tool_calls"]
+    function = call["function"]
+    assert f'`"name":"{function["name"]}","arguments":{json.dumps(function["arguments"])}`' in text
+
+
 def test_an_easy_tool_is_called_and_its_result_told(server: Server) -> None:
     messages = [{"role": "user", "content": "Use get_fox with city Oslo"}]
     body = {"messages": messages, "tools": [TOOL], "max_tokens": 80, "temperature": 0}
