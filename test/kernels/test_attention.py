@@ -47,7 +47,11 @@ def test_attend_equals_reference(
 
 
 @given(
-    rows=st.integers(0, 9), width=st.integers(0, 20), k=st.integers(0, 20), missing=st.booleans(), seed=st.integers(0, 99)
+    rows=st.integers(0, 9),
+    width=st.integers(0, 20),
+    k=st.integers(0, 20),
+    missing=st.booleans(),
+    seed=st.integers(0, 99),
 )
 def test_join_keys_equals_reference(assert_same, rows, width, k, missing, seed) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -192,7 +192,7 @@ def _expert_form(weights: moe.ExpertWeights) -> type[E4m3Weight] | type[E2m1Weig
 
 def _prepared(experts: Sequence[moe.ExpertWeights], shared: moe.ExpertWeights) -> Any:
     """The package's view of a layer's experts, made once for an `Experts`; None where it takes no such form."""
-    if isinstance(experts, moe.Experts) and experts.prepared is not None and experts.prepared[0] is shared:
+    if isinstance(experts, moe.Experts) and isinstance(experts.prepared, tuple) and experts.prepared[0] is shared:
         return experts.prepared[1]
     form, shared_form = _expert_form(experts[0]), _expert_form(shared)
     prepared = None

@@ -54,7 +54,7 @@ def collapse(streams: Tensor, weights: Tensor) -> Tensor:
 def enter(
     streams: Tensor,
     weights: Tensor,
-    norm: Tensor,
+    norm_weight: Tensor,
     norm_eps: float,
     fn: Tensor,
     base: Tensor,
@@ -64,7 +64,7 @@ def enter(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What a site begins with: the normed `collapse` of its streams, bfloat16 [T, d], and their `mixes`."""
     pre, post, comb = mixes(streams, fn, base, scale, iters, eps)
-    return rms_norm(collapse(streams, weights), norm, norm_eps), pre, post, comb
+    return rms_norm(collapse(streams, weights), norm_weight, norm_eps), pre, post, comb
 
 
 @op

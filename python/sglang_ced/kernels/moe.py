@@ -26,7 +26,7 @@ class ExpertWeights(NamedTuple):
 class Experts(tuple[ExpertWeights, ...]):
     """All experts of a layer. A fast version may keep in `prepared` what it derives from them and the shared one."""
 
-    prepared: tuple[ExpertWeights, object] | None = None
+    prepared: object = None
 
 
 @op

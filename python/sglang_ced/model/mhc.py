@@ -19,6 +19,4 @@ class HyperConnection:
     def __call__(self, streams: Tensor, pre: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """streams [T, n, d] and pre [T, n] of the site before -> the sublayer's input [T, d], pre (for the next site),
         post, comb (for this one)."""
-        return mhc.enter(
-            streams, pre, self.norm, self.norm_eps, self.fn, self.base, self.scale, self.iters, self.eps
-        )
+        return mhc.enter(streams, pre, self.norm, self.norm_eps, self.fn, self.base, self.scale, self.iters, self.eps)

@@ -81,9 +81,7 @@ def _enter_shapes(
     return streams.new_empty((streams.shape[0], streams.shape[2])), *_mixes_shapes(streams, *site)
 
 
-_mixes, _collapse, _enter, _expand = (
-    each.default for each in (ops.mixes, ops.collapse, ops.enter, ops.expand)
-)
+_mixes, _collapse, _enter, _expand = (each.default for each in (ops.mixes, ops.collapse, ops.enter, ops.expand))
 fake("sgl_kernel_ext::enter", _enter_shapes)
 fake("sgl_kernel_ext::mixes", _mixes_shapes)
 fake("sgl_kernel_ext::collapse", lambda streams, weights: streams.new_empty((streams.shape[0], streams.shape[2])))
