@@ -20,8 +20,8 @@ def expert(index: int, shared: bool = False) -> moe.ExpertWeights:
 
 
 @pytest.fixture(scope="module")
-def experts() -> tuple[list[moe.ExpertWeights], moe.ExpertWeights]:
-    return [expert(e) for e in range(EXPERTS)], expert(EXPERTS, shared=True)
+def experts() -> tuple[moe.Experts, moe.ExpertWeights]:
+    return moe.Experts(expert(e) for e in range(EXPERTS)), expert(EXPERTS, shared=True)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 512])
