@@ -97,6 +97,9 @@ def _wrap_op(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
     def activate(*arguments: Any, **more: Any) -> dict[str, str]:
         active = original(*arguments, **more)
         registry.OPS[name]._run = wrap(registry.OPS[name]._run)
+        for each in registry.OPS.values():
+            if each.joined:  # as a chain of its parts, of which this may be one
+                each._run = each.reference
         return active
 
     registry.activate = activate
