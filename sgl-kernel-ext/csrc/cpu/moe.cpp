@@ -21,7 +21,7 @@ namespace sgl_kernel_ext {
 namespace {
 
 constexpr int64_t kTokensAtOnce = 1024;
-constexpr int64_t kWeightsPerTask = 32768;
+constexpr int64_t kWeightsPerTask = 131072;
 
 struct Expert {
   StoredWeight gate, down, up;
