@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "benchmark" / "results"
+TRAINED = Path(__file__).parents[2] / "training" / "results"
 
 Row = tuple[str, ...]
 
 
-def _read(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+def _read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
     return result
 
 
@@ -149,6 +150,114 @@ def long_prompt() -> Iterator[Row]:
     yield "first token of a cold prompt of 8,192 tokens, exact over bounded replay", _number(r["cold_8k_x"]), replay
 
 
+# -- Engram -----------------------------------------------------------------------------------------------------------
+
+
+def engram_lookups() -> Iterator[Row]:
+    r = _read("engram.json")
+    yield "ms of a forward spent on rows", f"chunk of {r['chunk']:,}", "the next one", "decode", "decode, 16 requests"
+    for state in ("warm", "cold"):
+        for kind, times in r[state].items():
+            yield f"`{kind}`, page cache {state}", *(_number(value) for value in times.values())
+
+
+def engram_ratios() -> Iterator[Row]:
+    r = _read("engram.json")
+    yield f"`make bench-engram`, {r['machine']}, commit `{r['commit']}`", ""
+    yield "tables, and all other weights", f"{r['table_bytes'] / 2**30:.1f} and {r['other_bytes'] / 2**30:.1f} GiB"
+    yield "share of the copy in huge pages", f"{r['huge_page_share']:.0%}"
+    for key, what in (
+        ("prefill_lookup_x", "a prompt's first chunk, plain over `ram`"),
+        ("prefill_lookup_cold_x", "a prompt's second chunk, plain over `mmap`, page cache cold"),
+        ("decode_lookup_x", "a step of 16 requests, plain over `ram`"),
+        ("decode_lookup_batch_1_x", "a step of one request, the same"),
+        ("decode_lookup_cold_x", "a step of one request, plain over `mmap`, page cache cold"),
+    ):
+        yield f"{what} (`{key}`)", _number(r[key])
+    for kind, slowdown in r["e2e"]["slowdown"].items():
+        headline = " (`e2e_decode_slowdown`)" if kind == "ram" else ""
+        yield f"decode step of one request slowed by large tables, `{kind}`{headline}", f"{slowdown:.1%}"
+    yield "the same step with trivial tables", f"{r['e2e']['trivial_step_ms']:.1f} ms"
+    yield "random reads of 4 KiB that the disk does a second", f"{r['ceilings']['disk_reads_per_s']:,.0f}"
+    yield "random rows a second from huge pages", f"{r['ceilings']['memory_rows_per_s']:,.0f}"
+
+
+# -- agents -----------------------------------------------------------------------------------------------------------
+
+
+def agents_headline() -> Iterator[Row]:
+    r = _read("agents.json")
+    yield f"`make bench-agents`, {r['machine']}, commit `{r['commit']}`", ""
+    yield "output speed of one agent, all on over all off (`decode_c1_x`)", _number(r["decode_c1_x"])
+    yield (
+        "throughput with at least the speed of one agent with all off, over its throughput "
+        f"(`throughput_at_equal_speed_x`); {r['agents_at_equal_speed']} agents",
+        _number(r["throughput_at_equal_speed_x"]),
+    )
+    yield "cached over input tokens, two replicas, cache-aware (`hit_rate_affinity`)", f"{r['hit_rate_affinity']:.1%}"
+    yield "the same, round robin (`hit_rate_round_robin`)", f"{r['hit_rate_round_robin']:.1%}"
+
+
+def agents_curves() -> Iterator[Row]:
+    yield "configuration", "agents", "speed per agent, tok/s", "together, tok/s", "first token, s", "hit rate", "runs"
+    for name, points in _read("agents.json")["curves"].items():
+        for p in points:
+            yield (
+                name,
+                str(p["agents"]),
+                _number(p["speed"]) if p["speed"] else "–",
+                _number(p["throughput"]),
+                _number(p["ttft_p50"]),
+                f"{p['hit_rate']:.1%}" if p["hit_rate"] is not None else "–",
+                str(p["repeats"]),
+            )
+
+
+# -- ced-tiny ---------------------------------------------------------------------------------------------------------
+
+
+def tiny_accuracy() -> Iterator[Row]:
+    exact = _read("evaluation.json", TRAINED)["exact"]
+    yield "skill", *(f"right, texts of {length} tokens" for length in exact)
+    for skill in sorted({skill for counts in exact.values() for skill in counts}):
+        yield _skill(skill), *(_share(*counts[skill]) if skill in counts else "" for counts in exact.values())
+
+
+def tiny_replay() -> Iterator[Row]:
+    before, after = (
+        _read(name, TRAINED)["replay"]["256"] for name in ("evaluation-before-replay.json", "evaluation.json")
+    )
+    yield "skill", "before: right", "after a hit", "shipped: right", "after a hit", "answers"
+    for skill, (right, replayed, count) in after.items():
+        if skill in before:
+            old = before[skill]
+            yield (
+                skill,
+                *(f"{n / of:.1%}" for n, of in ((old[0], old[2]), (old[1], old[2]), (right, count), (replayed, count))),
+                str(count),
+            )
+
+
+def tiny_ablations() -> Iterator[Row]:
+    found = _read("ablations.json", TRAINED)
+    yield "without", *("nothing" if mechanism == "none" else mechanism for mechanism in found)
+    for name in found["none"]:
+        yield name, *(f"{right / count:.1%}" for right, count in (answers[name] for answers in found.values()))
+
+
+def tiny_weights() -> Iterator[Row]:
+    yield "", "SHA-256 of `model.safetensors`"
+    yield "`ced-tiny`", f"`{_read('evaluation.json', TRAINED)['sha256']}`"
+
+
+def _skill(name: str) -> str:
+    return {"tool": "tool: the call", "result": "tool: telling the result"}.get(name, name)
+
+
+def _share(right: int, count: int) -> str:
+    return f"{right / count:.1%} of {count}"
+
+
 def _number(value: float) -> str:
     """Three digits or more."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
@@ -167,5 +276,13 @@ TABLES: dict[str, Callable[[], Iterator[Row]]] = {
         replay_gains,
         replay_measured,
         long_prompt,
+        engram_lookups,
+        engram_ratios,
+        agents_headline,
+        agents_curves,
+        tiny_accuracy,
+        tiny_replay,
+        tiny_ablations,
+        tiny_weights,
     )
 }

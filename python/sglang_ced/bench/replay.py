@@ -22,8 +22,8 @@ from sglang_ced.bench.trace import Trace, ideal_hit_rate
 from sglang_ced.cache.replay import Replay, plan_replay
 from sglang_ced.config import CedConfig
 
-# aiperf has a process that never sleeps. On a machine of few cores it would take one from the server, whose threads wait
-# for each other: at this niceness it takes what is left.
+# aiperf has a process that never sleeps. On a machine of few cores it would take one from the server, whose threads
+# wait for each other; at this niceness it takes what is left.
 CLIENT_NICENESS = 19
 TEMPLATE = 32  # tokens that a chat template may add to one message
 
