@@ -19,7 +19,7 @@
 namespace sgl_kernel_ext {
 namespace {
 
-constexpr int64_t kRowsPacked = 256;        // rows of an input held in packed form at a time
+constexpr int64_t kRowsPacked = 256;         // rows of an input held in packed form at a time
 constexpr int64_t kWeightsPerTask = 131072;  // a thread's share should outweigh waking it
 
 int64_t grain(int64_t weights_per_item) {
