@@ -12,6 +12,8 @@ TRAINED = Path(__file__).parents[2] / "training" / "results"
 
 Row = tuple[str, ...]
 
+NO_RESULT: tuple[Row, ...] = (("", ""), ("no result of a full run is committed yet", "–"))
+
 
 def _read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -186,6 +188,9 @@ def engram_ratios() -> Iterator[Row]:
 
 
 def agents_headline() -> Iterator[Row]:
+    if not (RESULTS / "agents.json").is_file():
+        yield from NO_RESULT
+        return
     r = _read("agents.json")
     yield f"`make bench-agents`, {r['machine']}, commit `{r['commit']}`", ""
     yield "output speed of one agent, all on over all off (`decode_c1_x`)", _number(r["decode_c1_x"])
@@ -199,6 +204,9 @@ def agents_headline() -> Iterator[Row]:
 
 
 def agents_curves() -> Iterator[Row]:
+    if not (RESULTS / "agents.json").is_file():
+        yield from NO_RESULT
+        return
     yield "configuration", "agents", "speed per agent, tok/s", "together, tok/s", "first token, s", "hit rate", "runs"
     for name, points in _read("agents.json")["curves"].items():
         for p in points:
