@@ -22,9 +22,6 @@ from sglang_ced.bench.trace import Trace, ideal_hit_rate
 from sglang_ced.cache.replay import Replay, plan_replay
 from sglang_ced.config import CedConfig
 
-# aiperf has a process that never sleeps. On a machine of few cores it would take one from the server, whose threads
-# wait for each other; at this niceness it takes what is left.
-CLIENT_NICENESS = 19
 TEMPLATE = 32  # tokens that a chat template may add to one message
 
 
@@ -146,14 +143,6 @@ def aiperf_command(plan: Plan, server: Server, payloads: Path, artifacts: Path, 
     ]  # fmt: skip
 
 
-def _yield_to_others(pid: int) -> None:
-    """Lower the priority of a process and its children. Linux may weigh sessions rather than processes against each
-    other (autogroups); then that of the session counts."""
-    os.setpriority(os.PRIO_PROCESS, pid, CLIENT_NICENESS)
-    with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(CLIENT_NICENESS))
-
-
 def _run(command: list[str], directory: Path, quiet: bool) -> None:
     """Run aiperf. After Ctrl-C it is given the time to stop by itself; then KeyboardInterrupt goes on."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -163,7 +152,6 @@ def _run(command: list[str], directory: Path, quiet: bool) -> None:
     with log.open("w") as output:
         show = None if not quiet and sys.stderr.isatty() else output
         child = subprocess.Popen(command, env=environment, stdout=output, stderr=show, start_new_session=True)
-        _yield_to_others(child.pid)
         try:
             code = child.wait()
         except KeyboardInterrupt:
